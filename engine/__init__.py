@@ -1,0 +1,43 @@
+"""The engine's narrow public door: requests in, deltas out. It knows nothing of HTTP."""
+
+from .api import (
+    Delta,
+    Engine,
+    EngineStatus,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    PositionLogprobs,
+    TokenLogprob,
+    Usage,
+)
+from .errors import (
+    ContextTooLong,
+    EngineDraining,
+    EngineError,
+    EngineOverloaded,
+    InvalidRequest,
+    ModelError,
+    RequestFailed,
+)
+from .params import SamplingParams
+
+__all__ = [
+    "ContextTooLong",
+    "Delta",
+    "Engine",
+    "EngineDraining",
+    "EngineError",
+    "EngineOverloaded",
+    "EngineStatus",
+    "FinishReason",
+    "GenerationRequest",
+    "InvalidRequest",
+    "ModelError",
+    "ModelInfo",
+    "PositionLogprobs",
+    "RequestFailed",
+    "SamplingParams",
+    "TokenLogprob",
+    "Usage",
+]

@@ -1,0 +1,57 @@
+"""What can go wrong in the engine, as facts; the server alone knows their HTTP form.
+
+EngineError
+├── InvalidRequest           the request can never be served; names the parameter
+│   └── ContextTooLong       prompt (+ wanted tokens) beyond the context; has the numbers
+├── EngineOverloaded         the bounded queue is full; says when to try again
+├── EngineDraining           shutting down, takes nothing new
+├── RequestFailed            a step or a deadline failed this request after it was accepted
+└── ModelError               a model cannot be loaded; names the tensor, type or field
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the engine's errors."""
+
+
+class InvalidRequest(EngineError):
+    """A parameter's value cannot be honoured."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt leaves no room in the context."""
+
+    def __init__(self, prompt_tokens: int, limit: int, wanted: int = 0) -> None:
+        asked = f" and {wanted} tokens of output were asked for" if wanted else ""
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, the prompt has "
+            f"{prompt_tokens} tokens{asked}. Please shorten it.",
+            "messages",
+        )
+        self.prompt_tokens, self.limit, self.wanted = prompt_tokens, limit, wanted
+
+
+class EngineOverloaded(EngineError):
+    """The waiting queue is full."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDraining(EngineError):
+    """The engine finishes what it has and takes nothing new."""
+
+
+class RequestFailed(EngineError):
+    """An accepted request could not be finished."""
+
+
+class ModelError(EngineError):
+    """A model file cannot be served."""

@@ -1,0 +1,1 @@
+"""Device backends: tensors, shapes, bytes. No requests, no policy, no models."""

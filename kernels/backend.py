@@ -1,0 +1,125 @@
+"""The door to a device: load a program with its weights, run steps.
+
+A backend is found by name: the module `artesian.kernels.<name>` (reference) or the sub-package
+`artesian.kernels.<name>.backend` (cpu, cuda, ...), which must have `backend() -> Backend`. Adding a
+device is adding a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch import SlotTables, StepBatch, StepOutput
+from .program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A weight as it lies in the file: raw bytes of one format, possibly memory-mapped.
+
+    `data` is a flat uint8 array; rows (the last dimension) are stored one after another and never share
+    a quantisation block. `format` is GGUF's name of the type: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1
+    Q4_K Q5_K Q6_K.
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step an executor must be able to run; buffers are sized by it once, at load."""
+
+    rows: int
+    logits_rows: int
+    top_logprobs: int = 20
+
+
+class BackendError(RuntimeError):
+    """A program cannot be loaded or run on a backend; says which op, weight or format is missing."""
+
+
+class Executor(Protocol):
+    """A loaded program with its KV memory."""
+
+    def step(self, batch: StepBatch, output: StepOutput) -> None:
+        """Run one step: block copies, forward, sampling; fill `output`; append the sampled tokens to the
+        slot tables. Blocking, releases the GIL while it computes, called from one thread at a time."""
+        ...
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        """Resident bytes by purpose: weights, kv, buffers."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A device and its op set."""
+
+    name: str
+
+    def ops(self) -> frozenset[str]:
+        """Codes of the ops this backend runs."""
+        ...
+
+    def formats(self) -> frozenset[str]:
+        """Weight formats it computes with; others it may convert, with a notice in the log."""
+        ...
+
+    def load(
+        self,
+        program: Program,
+        weights: Mapping[str, Tensor],
+        tables: SlotTables,
+        kv_blocks: Sequence[int],
+        limits: StepLimits,
+        threads: int,
+    ) -> Executor:
+        """Prepare a program: check ops and weights, pack weights, allocate KV (`kv_blocks[g]` blocks for
+        group g) and buffers.
+
+        Raises:
+            BackendError: an op, weight, shape or format is not supported; names it.
+        """
+        ...
+
+
+def open_backend(name: str) -> Backend:
+    """Return the backend called `name`.
+
+    Raises:
+        BackendError: there is no such backend, or this machine lacks what it needs (a package, a
+            compiled library, a device); says which and how to get it.
+    """
+    if not name.isidentifier():
+        raise BackendError(f"backend {name!r} does not exist")
+    for module_name in (f".{name}.backend", f".{name}"):
+        full = importlib.util.resolve_name(module_name, __package__)
+        try:
+            module = importlib.import_module(full)
+        except ModuleNotFoundError as err:
+            if err.name is not None and full.startswith(err.name):
+                continue
+            raise BackendError(
+                f"backend {name} needs the package {err.name}, which is not installed"
+            ) from err
+        if hasattr(module, "backend"):
+            opened: Backend = module.backend()
+            return opened
+    raise BackendError(f"backend {name!r} does not exist")
+
+
+def check_ops(program: Program, backend: Backend) -> None:
+    """Raise `BackendError` naming the first op of `program` that `backend` lacks."""
+    for op in program.ops:
+        if op.code not in backend.ops():
+            raise BackendError(f"backend {backend.name} has no op {op.code!r}, which {program.name} needs")

@@ -1,0 +1,1 @@
+"""Protocols and sockets. No torch, no blocks, no models."""
