@@ -1,0 +1,5 @@
+"""The command line: `artesian serve`, `pull`, `run`, `chat`, `bench`, `explain`, `doctor`."""
+
+from .app import main
+
+__all__ = ["main"]
