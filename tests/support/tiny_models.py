@@ -78,7 +78,9 @@ def tiny_model(architecture: str, *, seed: int = 0, tied: bool = False, **overri
     config = AutoConfig.for_model(MODEL_TYPES[architecture], **(fields | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
