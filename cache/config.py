@@ -1,0 +1,20 @@
+"""Budgets of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How much KV is kept and in which form."""
+
+    kv_cache_memory_bytes: int = 1 << 30
+    """Memory for KV blocks of running sequences and of the prefix cache together."""
+    kv_cache_dtype: Literal["auto", "f16", "f32"] = "auto"
+    """auto = f16."""
+    enable_prefix_caching: bool = True
+    """Keep the blocks of finished prompts for prompts that begin alike."""
+    block_tokens: int = 64
+    """Tokens per block: the unit of sharing and of eviction."""

@@ -1,0 +1,56 @@
+"""The identity of cached KV: two prompts may share a block only if all that shaped its bytes is equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..kernels.kv import KVSpec
+
+FORMAT_VERSION = 1
+"""Raised whenever the meaning of a stored block changes."""
+KEY_BYTES = 16
+
+
+def layout_digest(weights_digest: str, groups: Iterable[KVSpec], adapter_digest: str = "") -> bytes:
+    """Digest of all that is common to every block of a loaded model: weights, adapter, KV layout and
+    dtype, format version. Each part is tagged with its domain, so that no two parts can trade places."""
+    digest = hashlib.blake2b(digest_size=32, person=b"artesian-layout")
+    _part(digest, b"version", str(FORMAT_VERSION).encode())
+    _part(digest, b"weights", weights_digest.encode())
+    _part(digest, b"adapter", adapter_digest.encode())
+    for group in groups:
+        _part(digest, b"group", repr(group).encode())
+    return digest.digest()
+
+
+def root_key(layout: bytes, salt: str) -> bytes:
+    """Key of the empty prefix of one tenant (`salt`; empty = shared by all without one)."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=b"artesian-root")
+    _part(digest, b"layout", layout)
+    _part(digest, b"salt", salt.encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> tuple[list[bytes], list[bytes]]:
+    """Chained keys of all full blocks of `tokens`, and each block's tokens as int32 bytes.
+
+    key_i = H(key_{i-1} || tokens of block i), key_{-1} = root.
+    """
+    data = np.asarray(tokens, dtype="<i4").tobytes()
+    step = 4 * block_tokens
+    contents = [data[i : i + step] for i in range(0, len(data) - step + 1, step)]
+    keys: list[bytes] = []
+    parent = root
+    for content in contents:
+        parent = hashlib.blake2b(parent + content, digest_size=KEY_BYTES, person=b"artesian-block").digest()
+        keys.append(parent)
+    return keys, contents
+
+
+def _part(digest: hashlib.blake2b, tag: bytes, value: bytes) -> None:
+    for field in (tag, value):
+        digest.update(len(field).to_bytes(8, "little"))
+        digest.update(field)

@@ -1,0 +1,198 @@
+"""The cache as the scheduler sees it: look a prompt up, get blocks, publish computed blocks, give back.
+
+It ties the pools of all KV groups to the prefix tree. It knows tokens only as numbers, and neither
+requests nor devices: copies that it asks for are carried out by the step that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..kernels.kv import KVKind, KVSpec
+from .blocks import NO_BLOCK, BlockId, BlockPool
+from .config import CacheConfig
+from .spec import block_keys, layout_digest, root_key
+from .stats import CacheStats
+from .tree import Match, Node, PrefixTree
+
+
+class BlockCopy(NamedTuple):
+    """A whole-block copy that must run before the step's forward."""
+
+    group: int
+    source: BlockId
+    target: BlockId
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """The content keys of a sequence's tokens, grown as tokens become known."""
+
+    root: bytes
+    block_tokens: int
+    keys: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Bring the keys up to `tokens` (all tokens of the sequence, not only the new ones)."""
+        done = len(self.keys) * self.block_tokens
+        keys, contents = block_keys(
+            self.keys[-1] if self.keys else self.root, tokens[done:], self.block_tokens
+        )
+        self.keys += keys
+        self.contents += contents
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The blocks one sequence holds. `blocks[g][i]` covers the positions of block i of group g;
+    `NO_BLOCK` where a window has passed."""
+
+    node: Node
+    """The deepest tree node that covers the lease's own prefix; grows with `commit`."""
+    blocks: list[list[BlockId]]
+    passed: list[int]
+    """Per group: leading blocks given back because the window has passed them."""
+
+
+class KVStore:
+    """Pools, prefix tree and counters of one loaded model."""
+
+    def __init__(
+        self, groups: Sequence[KVSpec], kv_blocks: Sequence[int], weights_digest: str, config: CacheConfig
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_tokens = groups[0].block_tokens
+        assert all(g.block_tokens == self.block_tokens for g in groups), "groups must share one block size"
+        self.pools = tuple(BlockPool(count) for count in kv_blocks)
+        self.tree = PrefixTree(groups, self.pools)
+        self.stats = CacheStats()
+        self._layout = layout_digest(weights_digest, groups)
+        self._enabled = config.enable_prefix_caching
+
+    # -- prompts -----------------------------------------------------------------------------------
+
+    def prompt(self, tokens: Sequence[int], salt: str) -> Prompt:
+        prompt = Prompt(root_key(self._layout, salt), self.block_tokens)
+        prompt.extend(tokens)
+        return prompt
+
+    def lookup(self, prompt: Prompt, tokens: Sequence[int]) -> Match:
+        """The longest reusable prefix of `tokens`; at least their last one is left to compute."""
+        if not self._enabled or len(tokens) < 2:
+            return Match(self.tree.root(prompt.root), (), 0)
+        done = len(prompt.keys) * self.block_tokens
+        tail = np.asarray(tokens[done:], dtype="<i4").tobytes()
+        return self.tree.match(prompt.root, prompt.keys, prompt.contents, tail, len(tokens) - 1)
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def acquire(self, match: Match) -> tuple[Lease, list[BlockCopy]] | None:
+        """Take references on a match's blocks. A partly equal tail block is replaced by a fresh block and
+        a copy; the copies' sources stay held for the caller, who drops them (`drop_copies`) once the step
+        that copies has retired. None if there is no block for the tail (then nothing is held)."""
+        lease = Lease(match.last, [[] for _ in self.groups], [0] * len(self.groups))
+        for group, spec in enumerate(self.groups):
+            first = self._first_needed(spec, match.tokens)
+            lease.passed[group] = min(first, len(match.nodes))
+            for index, node in enumerate(match.nodes):
+                block = node.blocks[group] if index >= first else NO_BLOCK
+                if block != NO_BLOCK:
+                    self.pools[group].hold(block)
+                lease.blocks[group].append(block)
+        copies: list[BlockCopy] = []
+        if match.tail is not None:
+            for group, pool in enumerate(self.pools):
+                pool.hold(match.tail.blocks[group])
+                copies.append(BlockCopy(group, match.tail.blocks[group], NO_BLOCK))
+            if not self.reserve(lease, len(match.nodes) + 1):
+                self.drop_copies(copies)
+                self.release(lease)
+                return None
+            copies = [c._replace(target=lease.blocks[c.group][-1]) for c in copies]
+            self.stats.copied_blocks += 1
+        self.tree.touch(match)
+        return lease, copies
+
+    def drop_copies(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            self.pools[copy.group].drop(copy.source)
+
+    def reserve(self, lease: Lease, blocks: int) -> bool:
+        """Grow the lease to `blocks` blocks in every group, evicting idle ones where needed. All or
+        nothing: False leaves the lease as it was."""
+        missing = [max(0, blocks - len(held)) for held in lease.blocks]
+        if any(count > pool.available for count, pool in zip(missing, self.pools, strict=True)):
+            return False
+        for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
+            if count > pool.free:
+                self.stats.evicted_blocks += self.tree.evict(group, count - pool.free)
+        # Evicting a leaf for one group frees blocks of the others, and never takes any: still enough.
+        for count, pool, held in zip(missing, self.pools, lease.blocks, strict=True):
+            held.extend(pool.take() for _ in range(count))
+        return True
+
+    def commit(self, lease: Lease, prompt: Prompt, computed: int) -> int:
+        """Publish the lease's blocks that lie below `computed` tokens and are not in the tree yet.
+        Returns the number of blocks that are new to the tree."""
+        if not self._enabled or not self.tree.usable:
+            return 0
+        inserted = 0
+        full = min(computed // self.block_tokens, len(prompt.keys))
+        if lease.node.depth < full and not self.tree.holds(lease.node):
+            return 0  # evicted above us (the salt's tree was cleared): nothing to hang the block on
+        while lease.node.depth < full:
+            index = lease.node.depth
+            before = len(self.tree)
+            lease.node = self.tree.insert(
+                lease.node, prompt.keys[index], prompt.contents[index], [held[index] for held in lease.blocks]
+            )
+            inserted += len(self.tree) - before
+        self.stats.inserted_blocks += inserted
+        return inserted
+
+    def pass_window(self, lease: Lease, computed: int) -> None:
+        """Give back blocks of window groups that no position >= `computed` can read."""
+        for group, spec in enumerate(self.groups):
+            if spec.kind is not KVKind.WINDOW:
+                continue
+            held = lease.blocks[group]
+            for index in range(lease.passed[group], min(self._first_needed(spec, computed), len(held))):
+                if held[index] != NO_BLOCK:
+                    self.pools[group].drop(held[index])
+                    held[index] = NO_BLOCK
+                lease.passed[group] = index + 1
+
+    def release(self, lease: Lease) -> None:
+        """Give back all blocks of a lease; what the tree knows stays cached."""
+        for pool, held in zip(self.pools, lease.blocks, strict=True):
+            pool.drop_all(held)
+            held.clear()
+
+    def check_integrity(self, leases: Sequence[Lease], copies: Sequence[BlockCopy] = ()) -> None:
+        """Compare pools and tree with all leases (and copy sources) that are out.
+
+        Raises:
+            CacheCorrupt: naming what disagrees.
+        """
+        self.tree.check_integrity()
+        for group, pool in enumerate(self.pools):
+            held: dict[BlockId, int] = {}
+            for lease in leases:
+                for block in lease.blocks[group]:
+                    if block != NO_BLOCK:
+                        held[block] = held.get(block, 0) + 1
+            for copy in copies:
+                if copy.group == group:
+                    held[copy.source] = held.get(copy.source, 0) + 1
+            pool.check_integrity(held, self.tree.cached_blocks(group))
+
+    def _first_needed(self, spec: KVSpec, position: int) -> int:
+        """Index of the first block that positions >= `position` can still read."""
+        if spec.kind is not KVKind.WINDOW:
+            return 0
+        return max(0, position - spec.window + 1) // self.block_tokens
