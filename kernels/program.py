@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .kv import KVSpec
+from .kv import KVKind, KVSpec
 
 Attr = int | float | str | bool | tuple[int, ...]
 
@@ -60,6 +60,20 @@ class Op:
     outputs: tuple[int, ...]
     weights: tuple[str, ...]
     attrs: Mapping[str, Attr]
+
+    def integer(self, name: str) -> int:
+        """The attr as a whole number; raises `TypeError` when it is none."""
+        value = self.attrs[name]
+        if not isinstance(value, int):
+            raise TypeError(f"{self.code}: attr {name} is {value!r}, expected a whole number")
+        return value
+
+    def number(self, name: str) -> float:
+        """The attr as a float; raises `TypeError` when it is no number."""
+        value = self.attrs[name]
+        if not isinstance(value, int | float):
+            raise TypeError(f"{self.code}: attr {name} is {value!r}, expected a number")
+        return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +149,7 @@ class Recorder:
                     `group` elements and is shared by the groups)
     linear          out = x @ weight^T (+ bias) (+ residual); weight is [n, k]
     rope            rotates the first `rotary` columns of each head of `head_dim` at the row's position
-                    with angles position * inv_freq[i]; cos and sin are multiplied by `magnitude`.
+                    with angles f32(position * inv_freq[i]); cos and sin are multiplied by `magnitude`.
                     interleaved: pairs (2i, 2i+1), otherwise (i, i + rotary/2)
     kv_write        stores k and v at the row's position, rounded to the group's dtype
     attention       softmax(scale * q . K^T) V over the positions p <= t of the row's sequence (and
@@ -243,13 +257,13 @@ class Recorder:
 
     def kv_write(self, k: Buffer, v: Buffer, *, group: int, layer: int) -> None:
         """`layer` is the model's layer number; it must belong to KV group `group`."""
-        spec = self.kv_groups[group]
+        spec, index = self._kv_layer("kv_write", group, layer)
         for operand in (k, v):
             self._same("kv_write", operand, Rows.TOKENS, spec.kv_heads * spec.head_dim)
-        self.op("kv_write", (k, v), (), (), group=group, layer=spec.layers.index(layer))
+        self.op("kv_write", (k, v), (), (), group=group, layer=index)
 
     def attention(self, q: Buffer, *, group: int, layer: int, scale: float, softcap: float = 0.0) -> Buffer:
-        spec = self.kv_groups[group]
+        spec, index = self._kv_layer("attention", group, layer)
         heads, rest = divmod(q.width, spec.head_dim)
         if rest or heads % spec.kv_heads:
             raise ShapeError(f"attention: width {q.width} is no multiple of the group's heads")
@@ -258,7 +272,7 @@ class Recorder:
             q,
             (),
             group=group,
-            layer=spec.layers.index(layer),
+            layer=index,
             heads=heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
@@ -325,6 +339,15 @@ class Recorder:
         if len(shape) != rank:
             raise ShapeError(f"{code}: weight {weight} has shape {shape}, expected {rank} dimensions")
         return shape
+
+    def _kv_layer(self, code: str, group: int, layer: int) -> tuple[KVSpec, int]:
+        """The group and the layer's index in it; the op addresses entries of one K and one V a token."""
+        spec = self.kv_groups[group]
+        if spec.kind not in (KVKind.FULL, KVKind.WINDOW):
+            raise ShapeError(f"{code}: KV group {spec.name} is {spec.kind}, which needs ops of its own")
+        if layer not in spec.layers:
+            raise ShapeError(f"{code}: layer {layer} does not belong to KV group {spec.name}")
+        return spec, spec.layers.index(layer)
 
     @staticmethod
     def _same(code: str, x: Buffer, rows: Rows, width: int) -> None:

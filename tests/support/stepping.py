@@ -20,7 +20,7 @@ from artesian.kernels.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` further rows of a slot; the last `logits` of them get logits, with `sample` the last is drawn."""
+    """`count` further rows of a slot; the last `logits` get logits, with `sample` the last is drawn."""
 
     slot: int
     count: int = 1
