@@ -1,0 +1,131 @@
+"""Flags and file settings come from the configuration dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from cyclopts import App, Group
+
+from artesian.clients.cli.flags import assemble, flags_of, given, knobs, parse_bytes, read_file
+from artesian.clients.cli.settings import EngineFlags, Place, ServerFlags, configure
+from artesian.server.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Held by `Outer`."""
+
+    arena_bytes: int = 1 << 20
+    """Bytes of
+    something."""
+    eager: bool = True
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A configuration as rooms write them."""
+
+    model: Path
+    mode: Literal["fast", "exact"] = "fast"
+    names: tuple[str, ...] = ()
+    folder: Path | None = None
+    inner: Inner = Inner()
+
+    def __post_init__(self) -> None:
+        if len(self.names) > 2:
+            raise ConfigError("names: at most 2")
+
+
+def _parse(*arguments: str) -> dict[str, object]:
+    flags_type = flags_of(Outer, Group("Outer"))
+    app = App()
+
+    def command(flags: object = None) -> dict[str, object]:
+        return given(flags) if flags else {}
+
+    command.__annotations__["flags"] = flags_type | None
+    app.default(command)
+    values = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    assert isinstance(values, dict)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("512MB", 512_000_000), ("2GiB", 2 << 30), ("1.5g", 1_500_000_000), ("8 KiB", 8192)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "5XB", "1e9", "12 MBs"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_knobs_of_held_dataclasses_are_flat_and_carry_the_text_under_the_field() -> None:
+    found = {knob.name: knob for knob in knobs(Outer)}
+    assert list(found) == ["mode", "names", "folder", "arena_bytes", "eager"]
+    assert found["arena_bytes"].doc == "Bytes of something."
+
+
+def test_only_given_flags_count() -> None:
+    assert _parse() == {}
+    assert _parse("--no-eager", "--arena-bytes", "2KiB", "--names", "a", "--names", "b") == {
+        "eager": False,
+        "arena_bytes": 2048,
+        "names": ("a", "b"),
+    }
+
+
+def test_knobs_are_put_where_they_belong() -> None:
+    built = assemble(Outer, {"model": Path("m"), "eager": False, "mode": "exact"})
+    assert built == Outer(Path("m"), mode="exact", inner=Inner(eager=False))
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "artesian.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_sets_what_flags_set(tmp_path: Path) -> None:
+    path = _file(tmp_path, '[outer]\narena-bytes = "1GiB"\nmode = "exact"\nfolder = "/x"\nnames = ["a"]\n')
+    assert read_file(path, {"outer": Outer}) == {
+        "outer": {"arena_bytes": 1 << 30, "mode": "exact", "folder": Path("/x"), "names": ("a",)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[outer", "is not TOML"),
+        ("mode = 'fast'", r"unknown 'mode'; settings belong in \[outer\]"),
+        ("[outer]\nmoed = 'fast'", "no setting 'moed'; did you mean 'mode'"),
+        ("[outer]\nmode = 'slow'", "mode: Invalid enum value 'slow'"),
+        ("[outer]\neager = 1", "eager: Expected `bool`, got `int`"),
+        ("[outer]\narena_bytes = '1 ton'", "arena_bytes: '1 ton' is not a size"),
+        ("[outer]\nmodel = 'm'", "no setting 'model'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_file(_file(tmp_path, text), {"outer": Outer})
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.touch()
+    path = _file(tmp_path, "[server]\nport = 1\nmax_n = 3\n[engine]\nthreads = 5\nmax-num-seqs = 6\n")
+    server, engine = configure(
+        str(model),
+        Place(config=path),
+        ServerFlags(port=2),  # type: ignore[call-arg]
+        EngineFlags(max_num_seqs=7),  # type: ignore[call-arg]
+    )
+    assert (server.port, server.max_n, server.host) == (2, 3, "127.0.0.1")
+    assert (engine.threads, engine.max_num_seqs, engine.model) == (5, 7, model)
