@@ -32,20 +32,17 @@ def rope_from_json(config: Fields, head_dim: int, max_position: int, theta: floa
     """
     base = RopeConfig(theta=config.positive("rope_theta", theta))
     section = config.section("rope_parameters") or config.section("rope_scaling")
-    partial = config.positive("partial_rotary_factor", 1.0)
-    if section is None:
-        return _rotated(base, config, head_dim, partial)
-    return rope_section(section, config, base, head_dim, max_position)
+    return rope_section(section or Fields(config.file, {}), config, base, head_dim, max_position)
 
 
 def rope_section(
     section: Fields, config: Fields, base: RopeConfig, head_dim: int, max_position: int
 ) -> RopeConfig:
     """Read one dictionary of rope parameters; `config` holds what old files keep outside of it."""
-    partial = section.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
-    rope = _rotated(
-        replace(base, theta=section.positive("rope_theta", base.theta)), section, head_dim, partial
-    )
+    rope = replace(base, theta=section.positive("rope_theta", base.theta))
+    for fields in (section, config):  # no family here has it; transformers ignores it without scaling
+        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+            fields.refuse("partial_rotary_factor", "must be 1 in this architecture")
     kind = "rope_type" if section.has("rope_type") else "type"
     name = section.text(kind, "default")
     if name not in SCALINGS:
@@ -173,10 +170,6 @@ def check_factors(rope: RopeConfig, head_dim: int, file: str) -> None:
             raise ModelError(f"{file}: rope {name} must be finite and > 0")
     if bool(rope.short_factors) != bool(rope.long_factors):
         raise ModelError(f"{file}: rope has short or long factors, it needs both")
-
-
-def _rotated(rope: RopeConfig, fields: Fields, head_dim: int, partial: float) -> RopeConfig:
-    return replace(rope, rotary_dim=_rotary_dim(int(head_dim * partial), fields, head_dim))
 
 
 def _rotary_dim(columns: int, fields: Fields, head_dim: int) -> int:

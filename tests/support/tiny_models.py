@@ -6,6 +6,7 @@ model carries the dequantised weights, so its logits are the truth for the file.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,14 +99,19 @@ def write_hf_folder(
     max_shard_size: str = "1GB",
     **overrides: Any,
 ) -> Any:
-    """Write config.json, safetensors and tokenizer files under `path`; return the model (in float32)."""
+    """Write config.json, safetensors and tokenizer files under `path`; return the model (in float32, with
+    the values as stored)."""
     model = tiny_model(architecture, seed=seed, tied=tied, **overrides)
-    model.to(getattr(torch, dtype))
-    model.save_pretrained(path, max_shard_size=max_shard_size)
+    stored = copy.deepcopy(model).to(getattr(torch, dtype))
+    stored.save_pretrained(path, max_shard_size=max_shard_size)
+    # Only the parameters are rounded: casting the model back would leave rounded rope frequencies.
+    with torch.no_grad():
+        for mine, saved in zip(model.parameters(), stored.parameters(), strict=True):
+            mine.copy_(saved)
     tiny_tokenizer().save(str(path / "tokenizer.json"))
     settings = {"bos_token": SPECIAL_TOKENS[BOS_ID], "eos_token": SPECIAL_TOKENS[EOS_ID]}
     (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHAT_TEMPLATE}))
-    return model.to(torch.float32)
+    return model
 
 
 def write_gguf(
