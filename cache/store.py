@@ -57,6 +57,8 @@ class Lease:
     blocks: list[list[BlockId]]
     passed: list[int]
     """Per group: leading blocks given back because the window has passed them."""
+    tokens: int = 0
+    """Tokens whose KV was there when the lease was taken."""
 
 
 class KVStore:
@@ -84,7 +86,7 @@ class KVStore:
     def lookup(self, prompt: Prompt, tokens: Sequence[int]) -> Match:
         """The longest reusable prefix of `tokens`; at least their last one is left to compute."""
         if not self._enabled or len(tokens) < 2:
-            return Match(self.tree.root(prompt.root), (), 0)
+            return self.nothing(prompt)
         done = len(prompt.keys) * self.block_tokens
         tail = np.asarray(tokens[done:], dtype="<i4").tobytes()
         return self.tree.match(prompt.root, prompt.keys, prompt.contents, tail, len(tokens) - 1)
@@ -95,7 +97,7 @@ class KVStore:
         """Take references on a match's blocks. A partly equal tail block is replaced by a fresh block and
         a copy; the copies' sources stay held for the caller, who drops them (`drop_copies`) once the step
         that copies has retired. None if there is no block for the tail (then nothing is held)."""
-        lease = Lease(match.last, [[] for _ in self.groups], [0] * len(self.groups))
+        lease = Lease(match.last, [[] for _ in self.groups], [0] * len(self.groups), match.tokens)
         for group, spec in enumerate(self.groups):
             first = self._first_needed(spec, match.tokens)
             lease.passed[group] = min(first, len(match.nodes))
@@ -104,19 +106,52 @@ class KVStore:
                 if block != NO_BLOCK:
                     self.pools[group].hold(block)
                 lease.blocks[group].append(block)
-        copies: list[BlockCopy] = []
-        if match.tail is not None:
-            for group, pool in enumerate(self.pools):
-                pool.hold(match.tail.blocks[group])
-                copies.append(BlockCopy(group, match.tail.blocks[group], NO_BLOCK))
-            if not self.reserve(lease, len(match.nodes) + 1):
-                self.drop_copies(copies)
+        tail = None if match.tail is None else match.tail.blocks
+        copies = self._copy_tail(lease, tail)
+        if copies is None:
+            return None
+        self.tree.touch(match.tail or match.last)
+        return lease, copies
+
+    def nothing(self, prompt: Prompt) -> Match:
+        """The match of a prompt that is not looked up."""
+        return Match(self.tree.root(prompt.root), (), 0)
+
+    def fork(self, source: Lease, tokens: int) -> tuple[Lease, list[BlockCopy]] | None:
+        """Share the first `tokens` computed tokens of another sequence's lease: full blocks by
+        reference, the rest of its open block by a copy (see `acquire`). None if a window has already
+        passed what would be needed, or there is no block for the copy."""
+        full = tokens // self.block_tokens
+        node = source.node
+        while node.depth > full and node.parent is not None:
+            node = node.parent
+        lease = Lease(node, [[] for _ in self.groups], [0] * len(self.groups), tokens)
+        for group, spec in enumerate(self.groups):
+            first = min(self._first_needed(spec, tokens), full)
+            needed = source.blocks[group][first : full + (tokens % self.block_tokens > 0)]
+            if NO_BLOCK in needed:
                 self.release(lease)
                 return None
-            copies = [c._replace(target=lease.blocks[c.group][-1]) for c in copies]
-            self.stats.copied_blocks += 1
-        self.tree.touch(match)
-        return lease, copies
+            lease.passed[group] = first
+            lease.blocks[group] = [NO_BLOCK] * first + source.blocks[group][first:full]
+            for block in lease.blocks[group][first:]:
+                self.pools[group].hold(block)
+        open_blocks = [held[full] for held in source.blocks] if tokens % self.block_tokens else None
+        copies = self._copy_tail(lease, open_blocks)
+        return None if copies is None else (lease, copies)
+
+    def _copy_tail(self, lease: Lease, sources: Sequence[BlockId] | None) -> list[BlockCopy] | None:
+        if sources is None:
+            return []
+        for pool, source in zip(self.pools, sources, strict=True):
+            pool.hold(source)
+        held = [BlockCopy(group, source, NO_BLOCK) for group, source in enumerate(sources)]
+        if not self.reserve(lease, len(lease.blocks[0]) + 1):
+            self.drop_copies(held)
+            self.release(lease)
+            return None
+        self.stats.copied_blocks += 1
+        return [copy._replace(target=lease.blocks[copy.group][-1]) for copy in held]
 
     def drop_copies(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
@@ -138,20 +173,28 @@ class KVStore:
 
     def commit(self, lease: Lease, prompt: Prompt, computed: int) -> int:
         """Publish the lease's blocks that lie below `computed` tokens and are not in the tree yet.
-        Returns the number of blocks that are new to the tree."""
+
+        Where another sequence has published the same tokens first, the lease changes over to that block
+        and gives its own back: so a sequence holds every block of its path, and what is idle in the tree
+        has only idle blocks below it. The caller rewrites the block-table entries from the depth before
+        the call on. A step in flight may read either block, their contents are equal.
+
+        Returns the number of blocks that are new to the tree.
+        """
         if not self._enabled or not self.tree.usable:
             return 0
         inserted = 0
-        full = min(computed // self.block_tokens, len(prompt.keys))
-        if lease.node.depth < full and not self.tree.holds(lease.node):
-            return 0  # evicted above us (the salt's tree was cleared): nothing to hang the block on
-        while lease.node.depth < full:
-            index = lease.node.depth
+        for index in range(lease.node.depth, min(computed // self.block_tokens, len(prompt.keys))):
             before = len(self.tree)
-            lease.node = self.tree.insert(
-                lease.node, prompt.keys[index], prompt.contents[index], [held[index] for held in lease.blocks]
-            )
+            own = [held[index] for held in lease.blocks]
+            lease.node = self.tree.insert(lease.node, prompt.keys[index], prompt.contents[index], own)
             inserted += len(self.tree) - before
+            for group, (mine, cached) in enumerate(zip(own, lease.node.blocks, strict=True)):
+                if mine not in (cached, NO_BLOCK):
+                    self.pools[group].hold(cached)
+                    self.pools[group].drop(mine)
+                    lease.blocks[group][index] = cached
+        self.tree.touch(lease.node)
         self.stats.inserted_blocks += inserted
         return inserted
 

@@ -118,20 +118,20 @@ class PrefixTree:
                         best, best_tokens = child, tokens
         return Match(match.root, match.nodes, match.tokens + best_tokens, best)
 
-    def touch(self, match: Match) -> None:
-        """Mark a match as used now. Parents become younger than their children, so that the oldest node
-        is a leaf and eviction need not search."""
-        if match.tail is not None:
-            self._nodes.move_to_end(match.tail.key)
-        for node in reversed(match.nodes):
-            self._nodes.move_to_end(node.key)
+    def touch(self, node: Node) -> None:
+        """Mark a node and its whole path as used now. A parent becomes younger than its children, so
+        that one pass from the oldest node on evicts whole chains from their ends."""
+        current: Node | None = node
+        while current is not None and current.parent is not None:
+            self._nodes.move_to_end(current.key)
+            current = current.parent
 
     def insert(self, parent: Node, key: bytes, content: bytes, blocks: Sequence[BlockId]) -> Node:
         """Add a computed block below `parent` and return its node.
 
         If the node is there already it is kept, and only blocks that it lacks are taken over; the
         caller's own block then stays the caller's. The tree takes a reference of its own on what it
-        takes.
+        takes. The caller touches the deepest node of what it inserts.
         """
         if parent.parent is None:
             parent = self._roots.setdefault(parent.key, parent)
@@ -144,12 +144,7 @@ class PrefixTree:
             if node.blocks[group] == NO_BLOCK and block != NO_BLOCK:
                 self.pools[group].set_cached(block)
                 node.blocks[group] = block
-        self._nodes.move_to_end(key)
         return node
-
-    def holds(self, node: Node) -> bool:
-        """Whether the node is still part of the tree (a root always is)."""
-        return node.parent is None or self._nodes.get(node.key) is node
 
     def evict(self, group: int, count: int) -> int:
         """Free up to `count` idle blocks of `group`, the least recently used first; return how many.
@@ -159,7 +154,7 @@ class PrefixTree:
         freed = 0
         pool = self.pools[group]
         windowed = group in self._window_blocks
-        for node in list(self._nodes.values()):  # children are older than parents: one pass peels chains
+        for node in list(self._nodes.values()):  # children before their parents (see `touch`)
             if freed == count:
                 break
             block = node.blocks[group]
@@ -196,6 +191,7 @@ class PrefixTree:
 
     def check_integrity(self) -> None:
         """Raise `CacheCorrupt` if a node is unreachable, misfiled or lacks the block of a full group."""
+        age = {key: index for index, key in enumerate(self._nodes)}
         for key, node in self._nodes.items():
             parent = node.parent
             if parent is None or node.key != key or parent.children.get(key) is not node:
@@ -205,6 +201,8 @@ class PrefixTree:
                     raise CacheCorrupt(f"node {key.hex()} hangs below a root that is not registered")
             elif self._nodes.get(parent.key) is not parent:
                 raise CacheCorrupt(f"node {key.hex()} has an evicted parent")
+            if parent.parent is not None and age[key] > age[parent.key]:
+                raise CacheCorrupt(f"node {key.hex()} is younger than its parent")
             if node.depth != parent.depth + 1:
                 raise CacheCorrupt(f"node {key.hex()} has depth {node.depth} below {parent.depth}")
             for group, block in enumerate(node.blocks):
