@@ -1,0 +1,393 @@
+"""OpenAI's `/v1/chat/completions`: its fields, its conversation, its chunks and its body."""
+
+from __future__ import annotations
+
+import time
+from secrets import token_hex
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...engine import Delta, GenerationRequest, PositionLogprobs
+from ...engine.codec import Codec, Conversation, Message, TextPart, ToolCall
+from ..errors import BadRequest
+from ..middleware import request_info
+from ..service import Service
+from ..stream.events import ResponseSteps, Step
+from .body import ignored_header, read_body, typed
+from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
+from .sampling import MAX_LOGPROBS, SamplingFields, check_names, ignored_fields, to_params
+from .types import (
+    ChatLogprobs,
+    ContentLogprob,
+    PromptLogprobs,
+    UsageBody,
+    chat_logprobs,
+    encode,
+    prompt_logprobs_body,
+    usage_body,
+)
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content; only text parts can be served."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionFields(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class ToolCallFields(msgspec.Struct):
+    id: Annotated[str, Meta(min_length=1)]
+    function: FunctionFields
+    type: str = "function"
+    index: int | None = None
+
+
+class MessageFields(msgspec.Struct, kw_only=True):
+    """One message of a request."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """The body of a request."""
+
+    messages: list[MessageFields]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Counts when both are given: `max_tokens` is its old name."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def to_conversation(messages: list[MessageFields]) -> Conversation:
+    """Return the neutral form of a request's messages.
+
+    Raises:
+        BadRequest, InvalidRequest: a message that cannot be understood; `param` has its place.
+    """
+    called: set[str] = set()
+    turns: list[Message] = []
+    for i, fields in enumerate(messages):
+        path = f"messages[{i}]"
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in fields.tool_calls or ()
+        )
+        called.update(call.id for call in calls)
+        if calls and fields.role != "assistant":
+            raise _invalid(f"{path}.tool_calls", f"{path} has tool_calls but its role is not assistant")
+        if fields.role == "tool" and fields.tool_call_id not in called:
+            raise _invalid(
+                f"{path}.tool_call_id", f"{path}.tool_call_id does not name a tool call of an earlier message"
+            )
+        turns.append(
+            Message(
+                fields.role,
+                _content(fields, path),
+                fields.name,
+                calls,
+                fields.tool_call_id,
+                fields.reasoning_content or fields.reasoning,
+            )
+        )
+    return Conversation(tuple(turns))
+
+
+def _content(fields: MessageFields, path: str) -> str | tuple[TextPart, ...] | None:
+    if not isinstance(fields.content, list):
+        return fields.content if fields.content is not None else fields.refusal
+    parts: list[TextPart] = []
+    for j, part in enumerate(fields.content):
+        if part.type not in TEXT_PARTS:
+            raise _invalid(
+                f"{path}.content[{j}].type",
+                f"{path}.content[{j}] has type {part.type[:40]!r}; this model takes text parts only",
+            )
+        if part.text is None:
+            raise _invalid(f"{path}.content[{j}].text", f"{path}.content[{j}].text is missing")
+        parts.append(TextPart(part.text))
+    return tuple(parts)
+
+
+def _invalid(param: str, message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_value", param=param)
+
+
+class ChunkDelta(msgspec.Struct, omit_defaults=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChunkDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True):
+    """The body of a whole answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[AnswerChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class _Answer:
+    """What chunks and body have in common."""
+
+    def __init__(
+        self,
+        service: Service,
+        fields: ChatRequest,
+        model: str,
+        request: GenerationRequest,
+        warnings: list[str],
+    ) -> None:
+        self.codec: Codec = service.codec
+        self.id, self.created, self.model = request.id, int(time.time()), model
+        self.fingerprint = service.system_fingerprint
+        self.n = request.params.n
+        self.with_logprobs = request.params.logprobs is not None
+        self.with_token_ids = bool(fields.return_token_ids)
+        self.prompt_token_ids = request.prompt if self.with_token_ids else UNSET
+        self.warnings = warnings or UNSET
+        options = fields.stream_options
+        self.with_usage = bool(options and options.include_usage)
+        self.with_running_usage = bool(options and options.include_usage and options.continuous_usage_stats)
+
+
+class ChatChunks:
+    """Encodes steps as chunks. The role comes with the first token, not before: its time means something."""
+
+    def __init__(self, answer: _Answer, steps: ResponseSteps) -> None:
+        self._answer, self._steps = answer, steps
+        self._is_begun = False
+        self._is_plain = not (answer.with_logprobs or answer.with_token_ids)
+
+    def step(self, step: Step) -> list[bytes]:
+        events: list[bytes] = []
+        if not self._is_begun:
+            self._is_begun = True
+            events = self._roles()
+        for delta in step:
+            if delta.text or delta.finish_reason is not None or not self._is_plain:
+                events.append(self._event([self._choice(delta)]))
+        return events
+
+    def end(self) -> list[bytes]:
+        if not self._answer.with_usage:
+            return []
+        return [encode(self._chunk([], usage_body(self._steps.usage)))]
+
+    def _roles(self) -> list[bytes]:
+        answer, events = self._answer, []
+        for index in range(answer.n):
+            chunk = self._chunk([ChunkChoice(index, ChunkDelta("assistant", ""))], self._usage())
+            if index == 0:
+                chunk.prompt_token_ids, chunk.warnings = answer.prompt_token_ids, answer.warnings
+            events.append(encode(chunk))
+        return events
+
+    def _choice(self, delta: Delta) -> ChunkChoice:
+        choice = ChunkChoice(delta.index, ChunkDelta(content=delta.text), None, delta.finish_reason)
+        if not self._is_plain:
+            if self._answer.with_logprobs:
+                choice.logprobs = ChatLogprobs(chat_logprobs(delta.logprobs or (), self._answer.codec))
+            if self._answer.with_token_ids:
+                choice.token_ids = delta.token_ids
+        if delta.finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        return choice
+
+    def _event(self, choices: list[ChunkChoice]) -> bytes:
+        return encode(self._chunk(choices, self._usage()))
+
+    def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None | UnsetType) -> ChatChunk:
+        answer = self._answer
+        return ChatChunk(
+            id=answer.id,
+            created=answer.created,
+            model=answer.model,
+            system_fingerprint=answer.fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _usage(self) -> UsageBody | None | UnsetType:
+        if not self._answer.with_usage:
+            return UNSET
+        return usage_body(self._steps.usage) if self._answer.with_running_usage else None
+
+
+class ChatBody:
+    """Collects steps into the body of a whole answer."""
+
+    def __init__(self, answer: _Answer, steps: ResponseSteps) -> None:
+        self._answer, self._steps = answer, steps
+        self._texts: list[list[str]] = [[] for _ in range(answer.n)]
+        self._token_ids: list[list[int]] = [[] for _ in range(answer.n)]
+        self._logprobs: list[list[ContentLogprob]] = [[] for _ in range(answer.n)]
+        self._ends: list[Delta | None] = [None] * answer.n
+        self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+
+    def step(self, step: Step) -> None:
+        for delta in step:
+            self._texts[delta.index].append(delta.text)
+            if self._answer.with_token_ids:
+                self._token_ids[delta.index] += delta.token_ids
+            if delta.logprobs:
+                self._logprobs[delta.index] += chat_logprobs(delta.logprobs, self._answer.codec)
+            if delta.prompt_logprobs is not None:
+                self._prompt_logprobs = delta.prompt_logprobs
+            if delta.finish_reason is not None:
+                self._ends[delta.index] = delta
+
+    def body(self) -> bytes:
+        answer = self._answer
+        prompt_logprobs = self._prompt_logprobs
+        return encode(
+            ChatAnswer(
+                id=answer.id,
+                created=answer.created,
+                model=answer.model,
+                system_fingerprint=answer.fingerprint,
+                choices=[self._choice(index) for index in range(answer.n)],
+                usage=usage_body(self._steps.usage),
+                prompt_logprobs=UNSET
+                if prompt_logprobs is None
+                else prompt_logprobs_body(prompt_logprobs, answer.codec),
+                prompt_token_ids=answer.prompt_token_ids,
+                warnings=answer.warnings,
+            )
+        )
+
+    def _choice(self, index: int) -> AnswerChoice:
+        end = self._ends[index]
+        return AnswerChoice(
+            index,
+            AnswerMessage("".join(self._texts[index])),
+            ChatLogprobs(self._logprobs[index]) if self._answer.with_logprobs else None,
+            end.finish_reason if end else None,
+            end.stop_reason if end else None,
+            self._token_ids[index] if self._answer.with_token_ids else UNSET,
+        )
+
+
+class ChatApi:
+    """The endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        service = self._service
+        config = service.config
+        body = await read_body(request, config.max_body_bytes)
+        check_names(body.fields)
+        fields = typed(body.fields, ChatRequest)
+        ignored = ignored_fields(body.fields, fields, strict=config.strict_fields)
+        model = service.model_name(fields.model)
+        if fields.top_logprobs is not None and not fields.logprobs:
+            raise _invalid("top_logprobs", "top_logprobs needs logprobs=true")
+        if fields.prompt_logprobs is not None and fields.stream:
+            raise _invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+        params = to_params(
+            fields,
+            config,
+            service.engine.model.vocab_size,
+            max_tokens=fields.max_tokens
+            if fields.max_completion_tokens is None
+            else fields.max_completion_tokens,
+            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+            prompt_logprobs=fields.prompt_logprobs,
+        )
+        generation = GenerationRequest(
+            id=f"chatcmpl-{token_hex(16)}",
+            prompt=await off_loop(service, body.size_bytes, lambda: encode_chat(service.codec, fields)),
+            params=params,
+            priority=fields.priority or 0,
+            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
+        )
+        steps = submit(service, request, [generation])
+        warnings = [f"`{name}` is not known here and was ignored" for name in ignored]
+        answer = _Answer(service, fields, model, generation, warnings)
+        headers = ignored_header(ignored)
+        if fields.stream:
+            return stream_response(service, request, steps, ChatChunks(answer, steps), headers)
+        return await whole_response(request, steps, ChatBody(answer, steps), headers)
+
+
+def encode_chat(codec: Codec, fields: ChatRequest) -> list[int]:
+    """Return the prompt's tokens.
+
+    Raises:
+        BadRequest, InvalidRequest: the messages or the template's own complaint.
+    """
+    continues = bool(fields.continue_final_message)
+    generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    return codec.encode_chat(
+        to_conversation(fields.messages),
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        kwargs=fields.chat_template_kwargs,
+    )

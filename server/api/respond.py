@@ -1,0 +1,106 @@
+"""From accepted requests to an HTTP response, streamed or whole: what the generation endpoints do alike.
+
+Knows no protocol: an encoder makes the events of a stream, a collector the body of a whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ...engine import GenerationRequest
+from ..middleware import request_info
+from ..service import Service
+from ..stream.events import ResponseSteps, Step
+from ..stream.sse import EventEncoder, SseResponse
+
+T = TypeVar("T")
+
+LONG_BODY_BYTES = 4096
+"""Below this, tokenising takes about 1 ms: less than the way to another thread and back is worth."""
+
+
+class BodyCollector(Protocol):
+    """A protocol's form of a whole answer."""
+
+    def step(self, step: Step) -> None:
+        """Take one step."""
+        ...
+
+    def body(self) -> bytes:
+        """Return the answer's JSON, once all steps are in."""
+        ...
+
+
+async def off_loop(service: Service, size_bytes: int, work: Callable[[], T]) -> T:
+    """Run codec work: at once when it is small, else on a codec thread."""
+    if size_bytes < LONG_BODY_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(service.codec_pool, work)
+
+
+def submit(service: Service, request: Request, requests: Sequence[GenerationRequest]) -> ResponseSteps:
+    """Hand the requests to the engine.
+
+    Raises:
+        EngineError: one was refused; none is left running.
+    """
+    arrived_at = request_info(request.scope).arrived_at
+    return ResponseSteps(service.engine, requests, service.telemetry, arrived_at)
+
+
+def stream_response(
+    service: Service, request: Request, steps: ResponseSteps, encoder: EventEncoder, headers: dict[str, str]
+) -> Response:
+    """Return the response that writes events as they come."""
+    return SseResponse(
+        steps,
+        encoder,
+        request_id=request_info(request.scope).id,
+        keep_alive_interval_s=service.config.keep_alive_interval_s,
+        headers=headers,
+    )
+
+
+async def whole_response(
+    request: Request, steps: ResponseSteps, collector: BodyCollector, headers: dict[str, str]
+) -> Response:
+    """Collect the whole answer, and stop at once when the client leaves.
+
+    Raises:
+        ClientDisconnect: it left.
+        RequestFailed, Unavailable: the engine failed a choice.
+    """
+    collecting = asyncio.ensure_future(_collect(steps, collector))
+    leaving = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait((collecting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not collecting.done():
+            raise ClientDisconnect
+        await collecting
+    finally:
+        collecting.cancel()
+        leaving.cancel()
+        await asyncio.gather(collecting, leaving, return_exceptions=True)
+        await steps.aclose()
+    return Response(collector.body(), media_type="application/json", headers=headers)
+
+
+async def _collect(steps: ResponseSteps, collector: BodyCollector) -> None:
+    async for step in steps:
+        collector.step(step)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def isolation_salt(key_id: str, cache_salt: str | None) -> str:
+    """Return what keeps prefixes apart: by key, and by the request's own salt. The key's part has a fixed
+    length (or none), so that no salt of one key can equal another key's."""
+    return f"{key_id}:{cache_salt or ''}" if key_id or cache_salt else ""

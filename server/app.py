@@ -1,0 +1,69 @@
+"""The application: routes, layers, lifespan. The table of contents of this room."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..engine import Engine
+from ..engine.codec import Codec
+from .admission import Admission, KeyLimits
+from .api.meta import MetaApi
+from .api.openai_chat import ChatApi
+from .api.openai_completions import CompletionApi
+from .config import ServerConfig
+from .errors import as_api_error, error_body
+from .metrics import Telemetry
+from .middleware import Auth, ErrorAnswers, RequestContext, cors
+from .service import Service
+
+
+def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
+    """Build the ASGI application; its lifespan starts and closes the engine.
+
+    `app.state.service` is the `Service` that `serve` drains.
+    """
+    telemetry = Telemetry()
+    service = Service(engine, codec, config, telemetry)
+    chat, completions, meta = ChatApi(service), CompletionApi(service), MetaApi(service)
+    routes = [
+        Route("/v1/chat/completions", chat.create, methods=["POST"]),
+        Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/models", meta.models),
+        Route("/v1/models/{id:path}", meta.model),
+        *[Route(f"{prefix}/tokenize", meta.tokenize, methods=["POST"]) for prefix in ("", "/v1")],
+        *[Route(f"{prefix}/detokenize", meta.detokenize, methods=["POST"]) for prefix in ("", "/v1")],
+        Route("/health", meta.health),
+        Route("/ready", meta.ready),
+        Route("/version", meta.version),
+        Route("/metrics", meta.metrics),
+        Route("/", meta.root),
+    ]
+    limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency, time.monotonic)
+    middleware = [
+        Middleware(RequestContext, telemetry=telemetry, access_log=config.access_log),
+        *cors(config.allowed_origins),
+        Middleware(ErrorAnswers, telemetry=telemetry),
+        Middleware(Auth, api_keys=config.api_keys, admin_key=config.admin_key),
+        Middleware(Admission, limits=limits, is_draining=lambda: service.draining),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _answer_http_exception},
+        lifespan=service.lifespan,
+    )
+    app.state.service = service
+    return app
+
+
+def _answer_http_exception(request: Request, exc: Exception) -> Response:
+    """Give the router's own refusals (404, 405) the body that every error has."""
+    error = as_api_error(exc)
+    return Response(error_body(error), error.status, error.headers, "application/json")

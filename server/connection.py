@@ -1,0 +1,199 @@
+"""One client connection with deadlines: for a request's head, its body, and a reader that reads nothing.
+
+uvicorn has none of them: without, a client that sends a byte a second, or reads none, keeps its connection
+(and its sequence's memory) for ever. Idle connections and long streams are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any, Literal, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from .errors import Refused, error_body
+
+logger = logging.getLogger(__name__)
+
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class ConnectionLimits(NamedTuple):
+    """Bounds of one connection."""
+
+    max_header_bytes: int
+    header_timeout_s: float
+    body_timeout_s: float
+    send_timeout_s: float
+
+
+class GuardedConnection(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol, with `ConnectionLimits`."""
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._awaited: Literal["nothing", "head", "body"] = "nothing"
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._refusal = Refused("This is not a valid HTTP request.", code="invalid_http")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for("head")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_for("nothing")
+        self._stop_send_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited == "nothing":
+            self._wait_for("head")
+        super().data_received(data)
+        if self._awaited == "head":
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
+                self._refuse(self._head_too_large())
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._awaited != "head":  # a pipelined request in the same packet
+            self._wait_for("head")
+
+    def on_headers_complete(self) -> None:
+        head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if head_bytes > self._limits.max_header_bytes:
+            self._refusal = self._head_too_large()
+            raise ValueError("request head too large")  # comes back through `send_400_response`
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0" and self.cycle is not None:
+            self.cycle.__class__ = _UnchunkedCycle
+        self._wait_for("body")
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._wait_for("nothing")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        logger.debug("upgrade ignored: the request is served as plain HTTP")
+
+    # Deadlines
+
+    def _wait_for(self, awaited: Literal["nothing", "head", "body"]) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._awaited, self._head_bytes = awaited, 0
+        if awaited != "nothing":
+            limits = self._limits
+            seconds = limits.header_timeout_s if awaited == "head" else limits.body_timeout_s
+            self._deadline = self.loop.call_later(seconds, self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        if self.transport.is_closing():
+            return
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        is_held_back = bool(self.pipeline) or self.flow.read_paused
+        if is_held_back or (self._awaited == "head" and is_answering):
+            self._wait_for(self._awaited)  # we, not the client, are behind: a stream before it still runs
+            return
+        if self._awaited == "head":
+            if self._head_bytes:
+                what, seconds = "head", self._limits.header_timeout_s
+            else:
+                self._close()  # a browser's spare connection, not a request
+                return
+        else:
+            what, seconds = "body", self._limits.body_timeout_s
+        self._refuse(
+            Refused(f"The request's {what} did not arrive within {seconds:g} s.", code="timeout", status=408)
+        )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_send_deadline()
+        self._send_deadline = self.loop.call_later(self._limits.send_timeout_s, self._send_deadline_passed)
+
+    def resume_writing(self) -> None:
+        self._stop_send_deadline()
+        super().resume_writing()
+
+    def _send_deadline_passed(self) -> None:
+        logger.info("client reads nothing for %g s: connection dropped", self._limits.send_timeout_s)
+        self.transport.abort()
+
+    def _stop_send_deadline(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close when what is buffered has been read, and drop the connection if that never happens."""
+        if self.transport.is_closing():
+            return
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._stop_send_deadline()
+            self._send_deadline = self.loop.call_later(self._limits.send_timeout_s, self.transport.abort)
+
+    # Answers without the application
+
+    def _head_too_large(self) -> Refused:
+        return Refused(
+            f"The request's head has more than {self._limits.max_header_bytes} bytes.",
+            code="headers_too_large",
+            status=431,
+        )
+
+    def _refuse(self, error: Refused) -> None:
+        """Answer in place of the application and close; in the middle of an answer, only close."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = error_body(error)
+            head = (
+                f"HTTP/1.1 {error.status} {_PHRASES[error.status]}\r\n"
+                "content-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n"
+                f"x-request-id: req_{token_hex(12)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self._wait_for("nothing")
+        self._close()
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """An answer to an HTTP/1.0 client: a body of unknown length ends where the connection does."""
+
+    ends_with_connection = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self.ends_with_connection = b"content-length" not in names
+            if self.ends_with_connection:
+                self.chunked_encoding = False
+        elif self.ends_with_connection:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def guarded(limits: ConnectionLimits) -> Callable[..., asyncio.Protocol]:
+    """Return the protocol factory that uvicorn calls for each connection."""
+
+    def connect(*args: Any, **kwargs: Any) -> GuardedConnection:
+        return GuardedConnection(*args, limits=limits, **kwargs)
+
+    return connect
