@@ -1,1 +1,1 @@
-"""load."""
+"""Model files: fetching them, and opening them as config, weights, vocabulary and chat template."""
