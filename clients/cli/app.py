@@ -52,12 +52,15 @@ def main(arguments: list[str] | None = None) -> None:
         app(_understood(arguments or sys.argv[1:]), exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left: nobody to tell
+        sys.exit(141)
     except CycloptsError as err:
         _fail(str(err))
     except Exception as err:
         if not _is_the_users(err):
             raise
-        _fail(str(err))
+        _fail(f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err))
 
 
 def _understood(arguments: list[str]) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import pkgutil
+import platform
 import shutil
 import sys
 from collections.abc import Iterator

@@ -32,8 +32,6 @@ else:
 class Place:
     """Where a model comes from."""
 
-    config: Path | None = None
-    """TOML file with the tables [server] and [engine]; their keys are the names of the flags."""
     models_dir: Path | None = None
     """Where models are kept. [default: `models` in ARTESIAN_HOME, or in the user's cache folder]"""
     index_url: str | None = None
@@ -41,16 +39,21 @@ class Place:
 
 
 def configure(
-    model: str, place: Place, server: ServerFlags | None, engine: EngineFlags | None
+    model: str,
+    file: Path | None,
+    place: Place | None,
+    server: ServerFlags | None,
+    engine: EngineFlags | None,
 ) -> tuple[ServerConfig, EngineConfig]:
     """Return what to serve and how; flags win over the file, the file over defaults.
 
     Raises:
         ConfigError, ModelError: a setting or the model cannot be used.
     """
-    file = read_file(place.config, TABLES)
-    server_config = assemble(ServerConfig, file["server"] | (given(server) if server else {}))
-    values: dict[str, Any] = file["engine"] | (given(engine) if engine else {})
+    place = place or Place()
+    tables = read_file(file, TABLES)
+    server_config = assemble(ServerConfig, tables["server"] | (given(server) if server else {}))
+    values: dict[str, Any] = tables["engine"] | (given(engine) if engine else {})
     assemble(EngineConfig, {**values, "model": Path()})  # a bad flag shows before a download, not after
     values |= {
         "model": find_model(model, place.models_dir, place.index_url),

@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App, Group
 
 from artesian.clients.cli.flags import assemble, flags_of, given, knobs, parse_bytes, read_file
-from artesian.clients.cli.settings import EngineFlags, Place, ServerFlags, configure
+from artesian.clients.cli.settings import EngineFlags, ServerFlags, configure
 from artesian.server.config import ConfigError
 
 
@@ -123,7 +123,8 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
     path = _file(tmp_path, "[server]\nport = 1\nmax_n = 3\n[engine]\nthreads = 5\nmax-num-seqs = 6\n")
     server, engine = configure(
         str(model),
-        Place(config=path),
+        path,
+        None,
         ServerFlags(port=2),  # type: ignore[call-arg]
         EngineFlags(max_num_seqs=7),  # type: ignore[call-arg]
     )
