@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from artesian.clients.cli.environment import index_url, models_dir
 from artesian.engine.errors import ModelError
 from artesian.engine.load.sources import DEFAULT_MODEL, resolve
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

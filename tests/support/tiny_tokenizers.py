@@ -28,7 +28,7 @@ def byte_level() -> tokenizers.Tokenizer:
         vocab_size=340, special_tokens=SPECIAL, initial_alphabet=ALPHABET, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<tool é>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("<toolé>", normalized=False)])
     return tokenizer
 
 

@@ -50,8 +50,9 @@ def test_a_model_without_template_and_markers_cannot_chat() -> None:
 
 def test_a_surrogate_in_a_tool_is_refused() -> None:
     codec = codec_of(byte_level(), chat_template="{{ tools | tojson }}")
-    with pytest.raises(InvalidRequest, match="surrogate"):
+    with pytest.raises(InvalidRequest, match="surrogate") as caught:
         codec.encode_chat(Conversation(HELLO.messages, (Tool("f", "\ud83d"),)))
+    assert caught.value.param == "messages"
 
 
 def test_a_surrogate_in_a_prompt_is_refused_by_name() -> None:

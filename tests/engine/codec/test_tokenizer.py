@@ -76,9 +76,9 @@ def test_a_special_token_has_the_bytes_of_its_name(tokenizer: Tokenizer) -> None
 
 
 def test_an_added_token_is_its_plain_text() -> None:
-    ids = BYTE_LEVEL.encode("x<tool é>", add_special=False)
-    assert BYTE_LEVEL.token_bytes(ids[-1]) == "<tool é>".encode()
-    assert BYTE_LEVEL.decode(ids, skip_special=True) == "x<tool é>"
+    ids = BYTE_LEVEL.encode("x<toolé>", add_special=False)
+    assert BYTE_LEVEL.token_bytes(ids[-1]) == "<toolé>".encode()
+    assert BYTE_LEVEL.decode(ids, skip_special=True) == "x<toolé>"
 
 
 def test_a_broken_byte_run_keeps_its_good_characters() -> None:
