@@ -196,12 +196,16 @@ def _gemma_from_json(model: ModelConfig, config: Fields) -> ModelConfig:
         full, local = parameters.section("full_attention"), parameters.section("sliding_attention")
     else:  # one dictionary is the global layers'; the local ones are never scaled
         full, local = parameters or config.section("rope_scaling"), None
-    fit = (config, model.head_dim, model.max_position)
+
+    def read(section: Fields | None, base: RopeConfig) -> RopeConfig:
+        empty = Fields(config.file, {})
+        return rope_section(section or empty, config, base, model.head_dim, model.max_position)
+
     pattern = config.integer("sliding_window_pattern", GEMMA_PATTERN, minimum=1)
     return replace(
         model,
-        rope=base if full is None else rope_section(full, fit[0], base, *fit[1:]),
-        rope_local=local_base if local is None else rope_section(local, fit[0], local_base, *fit[1:]),
+        rope=read(full, base),
+        rope_local=read(local, local_base),
         # Gemma multiplies in the weights' dtype; computing in float32, nothing is rounded.
         embedding_scale=math.sqrt(model.hidden),
         attention_scale=config.positive("query_pre_attn_scalar", 256.0) ** -0.5,
