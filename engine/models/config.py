@@ -1,4 +1,4 @@
-"""A model's hyper-parameters in one shape, whatever file they came from. Loaders fill it, families read it."""
+"""A model's hyper-parameters in one shape, whatever file they came from; loaders fill it."""
 
 from __future__ import annotations
 

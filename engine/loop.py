@@ -1,0 +1,116 @@
+"""The loop's side of stepping: plan, launch, settle. One step deep ahead of the device, or not at all.
+
+    overlap:  while step N runs, step N+1 is queued behind it and N-1 is settled
+    serial:   plan, run, settle, one after the other (the same code with one step in flight)
+
+Since sampled tokens reach the next step through the device's own token table, a plan never waits for a
+result. A sequence whose end is found late has at most one step too many in flight; that step's token is
+dropped when it settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..kernels.backend import Executor
+from .request import Sequence, Settled
+from .run.device import CompletedStep, DeviceThread
+from .schedule import CostModel, Scheduler
+
+logger = logging.getLogger(__name__)
+
+DEPTH = {"overlap": 2, "serial": 1}
+IDLE_SAMPLES = 4096
+
+
+@dataclass(slots=True)
+class StepStats:
+    """Plain counters of the loop."""
+
+    steps: int = 0
+    rows: int = 0
+    device_s: float = 0.0
+    failed_steps: int = 0
+    idle_s: deque[float] = field(default_factory=lambda: deque(maxlen=IDLE_SAMPLES))
+    """Recent idle times of the device between two steps of which the second was already queued."""
+
+
+class StepLoop:
+    """Drives one executor. `settled` gets each step's results, `failed` the sequences of a failed one."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        cost: CostModel,
+        mode: str,
+        settled: Callable[[CompletedStep, list[Settled]], None],
+        failed: Callable[[list[Sequence], Exception], None],
+    ) -> None:
+        self.stats = StepStats()
+        self._scheduler, self._executor, self._cost = scheduler, executor, cost
+        self._depth = DEPTH[mode]
+        self._settled, self._failed = settled, failed
+        self._completed: deque[CompletedStep] = deque()
+        self._wake = asyncio.Event()
+        self._in_flight = 0
+
+    def wake(self) -> None:
+        """Something may have become plannable."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled; then the steps in flight are waited for and settled."""
+        loop = asyncio.get_running_loop()
+
+        def completed(step: CompletedStep) -> None:
+            loop.call_soon_threadsafe(self._take, step)
+
+        device = DeviceThread(self._executor, completed)
+        try:
+            while True:
+                self._fill(device)
+                await self._wake.wait()
+                self._wake.clear()
+                self._settle_completed()
+        finally:
+            await asyncio.shield(loop.run_in_executor(None, device.close))
+            await asyncio.sleep(0)  # let the last completions, posted before the thread ended, arrive
+            self._settle_completed()
+
+    def _take(self, step: CompletedStep) -> None:
+        self._completed.append(step)
+        self._wake.set()
+
+    def _fill(self, device: DeviceThread) -> None:
+        while self._in_flight < self._depth:
+            plan = self._scheduler.plan()
+            if plan is None:
+                return
+            self._in_flight += 1
+            device.submit(plan)
+
+    def _settle_completed(self) -> None:
+        while self._completed:
+            step = self._completed.popleft()
+            self._in_flight -= 1
+            if step.error is not None:
+                self.stats.failed_steps += 1
+                logger.error("step=%d failed", step.plan.number, exc_info=step.error)
+                self._failed(self._scheduler.fail(step.plan), step.error)
+                continue
+            self._account(step)
+            self._settled(step, self._scheduler.settle(step.plan, step.output))
+
+    def _account(self, step: CompletedStep) -> None:
+        stats, seconds = self.stats, step.ended - step.started
+        stats.steps += 1
+        stats.rows += step.plan.batch.rows
+        stats.device_s += seconds
+        if step.idle_s is not None:
+            stats.idle_s.append(step.idle_s)
+        self._cost.observe(step.plan.estimated_ms, 1000 * seconds)
