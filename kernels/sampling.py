@@ -75,6 +75,7 @@ def is_finite(logits_V: F32) -> bool:
     return bool(np.isfinite(logits_V.max()))  # max passes NaN on
 
 
+@np.errstate(over="ignore")
 def process_logits(logits_V: F32, sampling: SlotSampling, history: I32, mask: U32 | None = None) -> F32:
     """Return a copy of the logits after steps 1 to 3; the token drawn is the one at len(history)."""
     logits = logits_V.copy()
@@ -97,6 +98,7 @@ def process_logits(logits_V: F32, sampling: SlotSampling, history: I32, mask: U3
     return logits
 
 
+@np.errstate(over="ignore")
 def token_weights(logits_V: F32, sampling: SlotSampling) -> U64:
     """Return the integer weights after steps 4 to 7, for a temperature above 0 and finite logits."""
     distance = (logits_V.astype(np.float64) - np.float64(logits_V.max())) / sampling.temperature

@@ -113,6 +113,12 @@ def test_weights_are_floored_exponentials_of_the_distance_to_the_maximum() -> No
     assert weights.tolist() == [2**32, math.floor(math.exp(-2.0) * 2**32), 0, 0]
 
 
+def test_tiny_temperature_leaves_the_best_token_only() -> None:
+    assert np.flatnonzero(token_weights(f32(1.0, 3.0, -30.0), SlotSampling(temperature=1e-310))).tolist() == [
+        1
+    ]
+
+
 def test_min_p_drops_tokens_below_its_share_of_the_best() -> None:
     logits = np.log(f32(1.0, 0.5, 0.2))
     assert np.flatnonzero(token_weights(logits, SlotSampling(min_p=0.4))).tolist() == [0, 1]

@@ -1,6 +1,6 @@
 """The families on the reference backend against transformers in float32, same weights, same tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from stepping import Segment, Session, open_session
 from tiny_models import tiny_model
 
-from artesian.engine.models.config import ModelConfig, RopeConfig
+from artesian.engine.load.model import open_model
+from artesian.engine.models.config import ModelConfig
 from artesian.engine.models.registry import build_program
 from artesian.kernels.backend import Tensor, open_backend
 from artesian.kernels.quant import dequantize
@@ -129,42 +130,7 @@ def test_greedy_decode_equals_transformers(pair: tuple[Any, Session]) -> None:
 # -- the default model -----------------------------------------------------------------------------
 
 
-def read_llama(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The config and the raw tensors of a llama GGUF, straight from the gguf package."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-
-    def field(name: str) -> Any:
-        return reader.fields[f"llama.{name}"].contents()
-
-    raw = {
-        tensor.name: Tensor(
-            tensor.tensor_type.name,
-            tuple(int(size) for size in reversed(tensor.shape)),
-            tensor.data.reshape(-1).view(np.uint8),
-        )
-        for tensor in reader.tensors
-    }
-    config = ModelConfig(
-        architecture="llama",
-        layers=field("block_count"),
-        hidden=field("embedding_length"),
-        heads=field("attention.head_count"),
-        kv_heads=field("attention.head_count_kv"),
-        head_dim=field("rope.dimension_count"),
-        ffn=field("feed_forward_length"),
-        vocab=raw["token_embd.weight"].shape[0],
-        max_position=field("context_length"),
-        norm_eps=field("attention.layer_norm_rms_epsilon"),
-        activation="silu",
-        tied="output.weight" not in raw,
-        rope=RopeConfig(theta=field("rope.freq_base"), interleaved=True),
-    )
-    return config, raw
-
-
-def to_transformers(config: ModelConfig, weights: dict[str, Tensor]) -> Any:
+def to_transformers(config: ModelConfig, weights: Mapping[str, Tensor]) -> Any:
     """LlamaForCausalLM in float32 with the same weights; q and k rows go back to half-split pairs."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -195,19 +161,20 @@ def to_transformers(config: ModelConfig, weights: dict[str, Tensor]) -> Any:
 
 @pytest.mark.model
 def test_default_model_matches_transformers_in_prefill_chunks_and_decode(smollm2_path: Path) -> None:
-    config, weights = read_llama(smollm2_path)
-    program = build_program(config, kv_dtype="f32")
-    session = open_session(open_backend("reference"), program, weights, slots=2, threads=2)
-    prompt, other = tokens(6, 150, config.vocab), tokens(7, 20, config.vocab)
+    opened = open_model(smollm2_path)
+    program = build_program(opened.config, kv_dtype="f32")
+    session = open_session(open_backend("reference"), program, dict(opened.tensors), slots=2, max_len=128)
+    prompt, other = tokens(6, 100, opened.config.vocab), tokens(7, 20, opened.config.vocab)
     slot, neighbour = session.start(prompt), session.start(other)
     rows = []
-    session.step(Segment(slot, 100, logits=100, sample=False))
+    session.step(Segment(slot, 70, logits=70, sample=False))
     rows.append(logits_of(session))
-    session.step(Segment(neighbour, 20, logits=0, sample=False), Segment(slot, 50, logits=50))
+    session.step(Segment(neighbour, 20, logits=0, sample=False), Segment(slot, 30, logits=30))
     rows.append(logits_of(session))
-    for _ in range(4):
+    for _ in range(3):
         session.step(Segment(slot))
         rows.append(logits_of(session))
-    sequence = session.tables.tokens[slot, :154].tolist()
-    want = expected(to_transformers(config, weights), sequence)
+    sequence = session.tables.tokens[slot, :103].tolist()
+    session.executor.close()
+    want = expected(to_transformers(opened.config, opened.tensors), sequence)
     assert_close(np.concatenate(rows), want)
