@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ...engine.load.sources import DEFAULT_MODEL
 from ..conversation import ChatError, Conversation, first_model
-from .hosting import Address, own_server
+from .hosting import Address, private_server
 from .settings import EngineFlags, Place, configure
 
 HELP = "Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D leaves."
@@ -54,9 +54,9 @@ def chat(
     options = {name: value for name, value in options.items() if value is not None}
     with contextlib.ExitStack() as stack:
         if url:
-            address = Address(url.removesuffix("/").removesuffix("/v1"), api_key=api_key)
+            address = Address.parse(url, api_key)
         else:
-            address = stack.enter_context(own_server(*configure(model, config, place, None, engine)))
+            address = stack.enter_context(private_server(*configure(model, config, place, None, engine)))
         client = stack.enter_context(address.client())
         name = model if url and model != DEFAULT_MODEL else first_model(client)
         _talk(Conversation(client, name, options, system), Console(highlight=False, markup=False))

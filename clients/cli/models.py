@@ -30,16 +30,28 @@ def find_model(source: str, models_dir: Path | None, index_url: str | None) -> P
 def _bars() -> Iterator[Progress]:
     """One bar a file on standard error; nothing is drawn before the first byte."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bars
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    tasks = {}
-    with Bars(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as bars:
+    bars = Bars(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
 
-        def show(label: str, done_bytes: int, total_bytes: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label)
-            bars.update(tasks[label], completed=done_bytes, total=total_bytes or None)
+    def show(label: str, done_bytes: int, total_bytes: int) -> None:
+        if label not in tasks:
+            bars.start()
+            tasks[label] = bars.add_task(label)
+        bars.update(tasks[label], completed=done_bytes, total=total_bytes or None)
 
+    try:
         yield show
+    finally:
+        if tasks:
+            bars.stop()

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...engine.load.sources import DEFAULT_MODEL
 from ..offline import Outcome, answer_file
-from .hosting import Address, own_server
+from .hosting import Address, private_server
 from .settings import EngineFlags, Place, configure
 
 
@@ -57,9 +57,9 @@ def run(
         raise FileNotFoundError(2, "no such file", str(requests))
     with contextlib.ExitStack() as stack:
         if url:
-            address = Address(url.removesuffix("/").removesuffix("/v1"), api_key=api_key)
+            address = Address.parse(url, api_key)
         else:
-            address = stack.enter_context(own_server(*configure(model, config, place, None, engine)))
+            address = stack.enter_context(private_server(*configure(model, config, place, None, engine)))
         outcome = asyncio.run(_run(address, requests, output, concurrency))
     Console(stderr=True, highlight=False).print(
         f"{outcome.succeeded} answered, {outcome.failed} failed, {outcome.resumed} answered before: {output}",

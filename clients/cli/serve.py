@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ...engine.load.sources import DEFAULT_MODEL
+from ...server.config import ServerConfig
+from .hosting import Hosted, hosted
 from .settings import EngineFlags, Place, ServerFlags, configure
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
@@ -35,28 +37,31 @@ def serve(
         TOML file with the tables [server] and [engine]; their keys are the names of the flags.
     """
     server_config, engine_config = configure(model, config, place, server, engine)
-    from ...server import serve as serving  # heavy: not for --help or a mistyped flag
-    from ...server.launch import build_app
-
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says at INFO is said below
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    app = build_app(server_config, engine_config)
+    with hosted(server_config, engine_config) as ready:
+        _welcome(ready, server_config)
+        ready.run()
 
-    def welcome(address: str) -> None:
-        """Say where the model is, with a line to try it."""
-        service = app.state.service
-        info = service.engine.model
-        console = Console(highlight=False, soft_wrap=True, markup=False)
-        console.print(
-            f"\nArtesian {version('artesian')} serves {service.model_names[0]} on {address}\n"
-            f"{info.architecture}, {info.max_model_len} tokens of context, backend {info.backend}\n"
-        )
-        key = "-H 'authorization: Bearer YOUR_KEY' " if server_config.api_keys else ""
-        console.print(
-            f"curl {address}/v1/chat/completions {key}-H 'content-type: application/json' -d '"
-            f'{{"model": "{service.model_names[0]}", "stream": true, '
-            f'"messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n'
-        )
 
-    serving.serve(app, server_config, on_ready=welcome)
+def _welcome(ready: Hosted, config: ServerConfig) -> None:
+    """Say what is served and where, with a line to try it."""
+    service = ready.app.state.service
+    name, info = service.model_names[0], service.engine.model
+    connect = f"--unix-socket {config.uds} " if config.uds else ""
+    key = "-H 'authorization: Bearer YOUR_KEY' " if config.api_keys else ""
+    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    url = _url(ready, config)
+    Console(highlight=False, soft_wrap=True, markup=False).print(
+        f"\nArtesian {version('artesian')} serves {name} on {config.uds or url}\n"
+        f"({info.architecture}, {info.max_model_len} tokens of context, backend {info.backend}). Try it:\n\n"
+        f"curl -N {connect}{url}/v1/chat/completions {key}-H 'content-type: application/json' -d '{body}'\n"
+    )
+
+
+def _url(ready: Hosted, config: ServerConfig) -> str:
+    if config.uds:
+        return "http://localhost"
+    host, port = ready.listening.getsockname()[:2]
+    host = "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}"

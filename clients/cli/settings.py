@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,6 @@ def configure(
         "derived_dir": environment.home() / "derived",
     }
     return with_secrets(server_config), assemble(EngineConfig, values)
-
-
-def on_socket(config: ServerConfig, path: Path) -> ServerConfig:
-    """Return the same settings for a private Unix socket: no keys, no access log."""
-    return replace(config, uds=str(path), api_keys=(), api_key_file=None, access_log=False)
 
 
 def _served_name(model: str) -> str:
