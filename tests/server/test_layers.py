@@ -23,7 +23,7 @@ BODY = {"messages": [{"role": "user", "content": "hi"}]}
 async def test_a_sane_request_id_is_kept_and_any_other_replaced(given: str, kept: bool) -> None:
     app, _ = scripted_app()
     async with client_of(app) as client:
-        answer = await client.get("/health", headers={"x-request-id": given.encode("latin-1")})
+        answer = await client.get("/health", headers={b"x-request-id": given.encode("latin-1")})
     assert (answer.headers["x-request-id"] == given) is kept
     assert answer.headers["x-request-id"]
 
@@ -46,7 +46,7 @@ async def test_a_sane_request_id_is_kept_and_any_other_replaced(given: str, kept
 async def test_a_known_key_is_needed(headers: dict[str, str], status: int) -> None:
     app, engine = scripted_app(api_keys=("one", "two"), admin_key="admin")
     async with client_of(app) as client:
-        sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
         answer = await client.post(CHAT, json=BODY, headers=sent)
     assert answer.status_code == status
     assert len(engine.requests) == (status == 200)

@@ -72,18 +72,23 @@ def server_process(
     command = [sys.executable, "-P", str(Path(__file__)), json.dumps(spec)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
     url = f"http://127.0.0.1:{port}"
+    path = spec["config"].get("uds")
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/ready", timeout=2).status_code == 200:
-                    break
+        while not (_listens(url) if path is None else Path(path).exists()):
             assert process.poll() is None and time.monotonic() < deadline, "the server does not start"
             time.sleep(0.02)
         yield process, url
     finally:
         process.kill()
         process.wait()
+
+
+def _listens(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _main(spec: dict[str, Any]) -> None:
