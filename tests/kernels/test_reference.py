@@ -1,6 +1,5 @@
 """The reference backend: single ops against their definitions, KV memory, errors, and batch invariance."""
 
-import importlib
 import math
 import sys
 from dataclasses import replace
@@ -398,4 +397,3 @@ def test_without_torch_the_backend_says_what_it_needs(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BackendError, match="needs the package torch"):
         open_backend("reference")
-    importlib.invalidate_caches()
