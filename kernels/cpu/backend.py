@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int32, c_void_p
@@ -126,7 +125,7 @@ class CpuExecutor:
         """See `Executor.step`.
 
         Raises:
-            BackendError: the step is larger than the limits, or names slots, rows or blocks that do not exist.
+            BackendError: the step exceeds the limits, or names slots, rows or blocks that do not exist.
         """
         rows, top = batch.logits_rows, batch.top_logprobs
         arrays: list[NDArray[np.generic]] = []
