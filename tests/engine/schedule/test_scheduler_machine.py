@@ -37,7 +37,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prefix=st.sampled_from(SHARED), rest=st.lists(st.integers(0, 4), max_size=14),
-        wanted=st.integers(0, 12), n=st.integers(1, 3), salt=st.sampled_from(["", "a"]), rank=st.integers(-2, 2), scored=st.booleans(),
+        wanted=st.integers(0, 12), n=st.integers(1, 3), salt=st.sampled_from(["", "a"]),
+        rank=st.integers(-2, 2), scored=st.booleans(),
     )  # fmt: skip
     def submit(
         self, prefix: list[int], rest: list[int], wanted: int, n: int, salt: str, rank: int, scored: bool
