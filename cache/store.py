@@ -37,6 +37,10 @@ class Prompt:
     keys: list[bytes] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
 
+    def copy(self) -> Prompt:
+        """The same content, growing on its own from here: for another choice of one prompt."""
+        return Prompt(self.root, self.block_tokens, self.keys.copy(), self.contents.copy())
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Bring the keys up to `tokens` (all tokens of the sequence, not only the new ones)."""
         done = len(self.keys) * self.block_tokens

@@ -72,6 +72,7 @@ def make_choices(
     length = len(request.prompt)
     max_len = model.max_model_len if params.max_tokens is None else length + params.max_tokens
     stops = StopSet(params.stop)
+    prompt = store.prompt(request.prompt, request.salt)
     choices: list[Choice] = []
     for index in range(params.n):
         sequence = Sequence(
@@ -81,7 +82,7 @@ def make_choices(
             prompt_len=length,
             max_len=max_len,
             sampling=slot_sampling(params, base + index, length, stop_ids, model.vocab_size),
-            prompt=store.prompt(request.prompt, request.salt),
+            prompt=prompt.copy(),
             order=order,
             stop_ids=stop_ids,
             logprobs=params.logprobs,

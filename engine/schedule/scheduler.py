@@ -203,15 +203,16 @@ class Scheduler:
         return self.store.acquire(match or self.store.nothing(seq.prompt))
 
     def _has_room(self, seq: Sequence, lease: Lease) -> bool:
-        """Whether the whole prompt fits beside what running prompts still need. One sequence alone
-        always fits: longer prompts are refused at the door."""
+        """Whether the whole prompt fits beside what running prompts still need and a block of growth for
+        each of them. One sequence alone always fits: longer prompts are refused at the door."""
         promised = sum(
             max(0, self._blocks(s.prompt_len) - len(s.lease.blocks[0]))
             for s in self.running
             if s.lease is not None and s.status is Status.RUNNING
         )
         wanted = self._blocks(len(seq.tokens) + 1) - len(lease.blocks[0])
-        return not self.running or wanted + promised <= self.store.pools[0].available
+        room = self.store.pools[0].available - promised - len(self.running)
+        return not self.running or wanted <= room
 
     def _start(self, seq: Sequence, lease: Lease) -> None:
         """Give a waiting sequence a slot and fill the slot's tables."""
