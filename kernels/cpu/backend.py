@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int32, c_void_p
 
@@ -88,6 +89,9 @@ class CpuBackend:
         native_plan = _NativePlan(program, plan, formats, vectors, tables, kv_blocks, limits)
         handle = native_plan.create(threads, ISAS[self._isa])
         executor = CpuExecutor(handle, program.vocab_size, tables)
+        converted = Counter(weights[name].format for name in matrices if weights[name].format not in PACKED)
+        for format, count in converted.items():
+            logger.warning("converted tensors=%d from=%s to=%s", count, format, CONVERTED)
         try:
             for index, name in enumerate(matrices):
                 _pack(handle, index, name, weights[name])
@@ -286,7 +290,6 @@ def _pack(handle: c_void_p, index: int, name: str, tensor: Tensor) -> None:
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    logger.warning("converted tensor=%s from=%s to=%s", name, tensor.format, CONVERTED)
     row_bytes, run = stored_bytes(tensor.format, (columns,)), max(1, CHUNK_ELEMENTS // columns)
     for first in range(0, rows, run):
         count = min(run, rows - first)

@@ -44,7 +44,9 @@ GEMMA = replace(
 
 def stored(weights: Mapping[str, Tensor], format: str) -> dict[str, Tensor]:
     """The same weights with every matrix rounded to a GGUF format; vectors stay as they are."""
-    return {name: store(tensor, format) if len(tensor.shape) == 2 else tensor for name, tensor in weights.items()}
+    return {
+        name: store(tensor, format) if len(tensor.shape) == 2 else tensor for name, tensor in weights.items()
+    }
 
 
 def store(tensor: Tensor, format: str) -> Tensor:
