@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import Unavailable, draining
-from .middleware import request_info
+from .middleware import request_info, route_path
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
@@ -81,8 +81,7 @@ class Admission:
         self.app, self.limits, self.is_draining = app, limits, is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
-        if path not in GENERATION_PATHS:
+        if scope["type"] != "http" or route_path(scope) not in GENERATION_PATHS:
             await self.app(scope, receive, send)
             return
         if self.is_draining():

@@ -107,17 +107,15 @@ class GuardedConnection(HttpToolsProtocol):
         if is_held_back or (self._awaited == "head" and is_answering):
             self._wait_for(self._awaited)  # we, not the client, are behind: a stream before it still runs
             return
-        if self._awaited == "head":
-            if self._head_bytes:
-                what, seconds = "head", self._limits.header_timeout_s
-            else:
-                self._close()  # a browser's spare connection, not a request
-                return
-        else:
-            what, seconds = "body", self._limits.body_timeout_s
-        self._refuse(
-            Refused(f"The request's {what} did not arrive within {seconds:g} s.", code="timeout", status=408)
-        )
+        is_spare = self._awaited == "head" and not self._head_bytes  # opened ahead by a browser, not used
+        is_answered = self._awaited == "body" and self.cycle is not None and self.cycle.response_complete
+        if is_spare or is_answered:
+            self._close()
+            return
+        limits = self._limits
+        seconds = limits.header_timeout_s if self._awaited == "head" else limits.body_timeout_s
+        message = f"The request's {self._awaited} did not arrive within {seconds:g} s."
+        self._refuse(Refused(message, code="timeout", status=408))
 
     def pause_writing(self) -> None:
         super().pause_writing()

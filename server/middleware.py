@@ -71,6 +71,12 @@ def request_info(scope: Scope) -> RequestInfo:
     return info
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path as the routes know it, without the prefix of a proxy."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 class RequestContext:
     """Gives every request an id, every answer the common headers, and the log one line for each."""
 
@@ -146,7 +152,7 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            path = route_path(scope)
             accepted = self._admin_keys if path in ADMIN_PATHS else self._keys
             if accepted and path not in OPEN_PATHS and scope["method"] != "OPTIONS":
                 request_info(scope).key_id = _check(Headers(scope=scope), accepted)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
@@ -16,10 +17,10 @@ from ...engine.codec import Codec
 from ..errors import BadRequest, Unavailable
 from ..metrics import MetricsCollector
 from ..service import Service
-from .body import read_body, typed
+from .body import ignored_header, read_body, typed
 from .openai_chat import MessageFields, to_conversation
 from .respond import off_loop
-from .sampling import TokenIds, token_ids
+from .sampling import TokenIds, ignored_fields, token_ids
 from .types import encode
 
 
@@ -35,6 +36,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
+
+
+class TokenizeAnswer(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -100,15 +108,16 @@ class MetaApi:
         body = await read_body(request, service.config.max_body_bytes)
         fields = typed(body.fields, TokenizeRequest)
         service.model_name(fields.model)
-        tokens = await off_loop(service, body.size_bytes, lambda: encode_fields(service.codec, fields))
-        answer: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": service.engine.model.max_model_len,
-            "tokens": tokens,
-        }
-        if fields.return_token_strs:
-            answer["token_strs"] = [service.codec.label(token) for token in tokens]
-        return _json(answer)
+        ignored = ignored_fields(body.fields, fields, strict=service.config.strict_fields)
+
+        def work() -> bytes:
+            tokens = encode_fields(service.codec, fields)
+            strings = [service.codec.label(token) for token in tokens] if fields.return_token_strs else UNSET
+            limit = service.engine.model.max_model_len
+            return encode(TokenizeAnswer(len(tokens), limit, tokens, strings))
+
+        answer = await off_loop(service, body.size_bytes, work)
+        return Response(answer, media_type="application/json", headers=ignored_header(ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -116,9 +125,12 @@ class MetaApi:
         body = await read_body(request, service.config.max_body_bytes)
         fields = typed(body.fields, DetokenizeRequest)
         service.model_name(fields.model)
+        ignored = ignored_fields(body.fields, fields, strict=service.config.strict_fields)
         ids = token_ids(fields.tokens, service.engine.model.vocab_size, "tokens")
-        prompt = await off_loop(service, body.size_bytes, lambda: service.codec.detokenize(ids))
-        return _json({"prompt": prompt})
+        answer = await off_loop(
+            service, body.size_bytes, lambda: encode({"prompt": service.codec.detokenize(ids)})
+        )
+        return Response(answer, media_type="application/json", headers=ignored_header(ignored))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while the process can serve or finish requests, drain included."""

@@ -118,9 +118,9 @@ def check_names(fields: Mapping[str, Any]) -> None:
     Raises:
         BadRequest: names the field.
     """
-    for name in UNAVAILABLE.keys() & fields.keys():
-        value = fields[name]
-        if value is not None and value not in UNAVAILABLE[name]:
+    for name, neutral in UNAVAILABLE.items():
+        value = fields.get(name)
+        if value is not None and value not in neutral:
             raise BadRequest(
                 f"`{name}` is not available on this server.", code="unsupported_parameter", param=name
             )

@@ -1,4 +1,4 @@
-"""The steps of one response: from the engine's streams to whoever encodes them, one numbered step at a time.
+"""The steps of one response: from the engine's streams to whoever encodes them, one step at a time.
 
 Owns the life of the engine's requests behind a response: whatever way the reader ends, they are ended too.
 It knows nothing of protocols. Nothing is kept: the engine merges the steps that pass while a reader is busy,
@@ -33,8 +33,6 @@ class ResponseSteps:
     def __init__(
         self, engine: Engine, requests: Sequence[GenerationRequest], telemetry: Telemetry, arrived_at: float
     ) -> None:
-        self.number = 0
-        """How many steps have been given out."""
         self.prompt_tokens = sum(len(request.prompt) for request in requests)
         self.generated_tokens = 0
         """Tokens of all choices so far."""
@@ -83,7 +81,6 @@ class ResponseSteps:
             if delta.usage is not None:
                 self._usages.append(delta.usage)
                 self._telemetry.count_usage(delta.usage)
-        self.number += 1
         return step
 
     async def aclose(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any
@@ -305,6 +306,18 @@ async def test_when_one_of_many_prompts_is_refused_none_is_left_running() -> Non
     assert answer.status_code == 503
     assert len(engine.aborted) == 2
     assert engine.status().waiting == 0
+
+
+@BOTH
+async def test_an_abort_while_queued_ends_a_logprobs_stream_cleanly(path: str) -> None:
+    app, engine = scripted_app(ScriptedEngine(toy_codec(), slots=0))
+    logprobs: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if path == CHAT else {"logprobs": 1}
+    async with client_of(app) as client:
+        asking = asyncio.create_task(client.post(path, json=body_of(path, stream=True, **logprobs)))
+        await asyncio.sleep(0.05)
+        engine.abort(engine.requests[0].id)
+        events = events_of((await asking).text)
+    assert [event["choices"][0]["finish_reason"] for event in events][-1] == "abort"
 
 
 async def test_the_model_name_asked_for_is_echoed() -> None:
