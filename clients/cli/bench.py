@@ -28,16 +28,20 @@ def bench(
     arguments
         The scenario's own flags; `artesian bench NAME --help` lists them.
     """
-    known = {module.name for module in pkgutil.iter_modules(scenarios.__path__)}
-    names = sorted(name for name in known if hasattr(_module(name), "main"))
+    known = sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__))
     if scenario is None:
-        lines = [f"  {name:12} {(_module(name).__doc__ or '').strip().splitlines()[0]}" for name in names]
-        Console().print("\n".join(["Scenarios:", *lines]), highlight=False)
-    elif scenario not in names:
-        raise ConfigError(f"no benchmark {scenario!r}; there are: {', '.join(names) or 'none'}")
-    else:
-        _module(scenario).main(list(arguments))
+        runnable = {name: module for name in known if hasattr(module := _module(name), "main")}
+        lines = [f"  {name:12} {_summary(module)}" for name, module in runnable.items()]
+        Console().print("\n".join(["Scenarios:", *lines]), highlight=False, soft_wrap=True)
+        return
+    if scenario not in known or not hasattr(module := _module(scenario), "main"):
+        raise ConfigError(f"no benchmark {scenario!r}; `artesian bench` lists them")
+    module.main(list(arguments))
 
 
 def _module(name: str) -> ModuleType:
     return importlib.import_module(f"{scenarios.__name__}.{name}")
+
+
+def _summary(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0]
