@@ -12,9 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import Unavailable, draining
-from .middleware import request_info, route_path
-
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+from .middleware import GENERATION_PATHS, request_info, route_path
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("artesian.access")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 ADMIN_PATHS = frozenset({"/metrics"})
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -61,6 +62,8 @@ class RequestInfo:
     key_id: str = ""
     """Digest of the API key that was used; empty on an open server."""
     status: int = CLIENT_LEFT
+    generation_id: str = "-"
+    """The id under which the engine knows what this request generates."""
     started: bool = False
     """Whether the answer's first byte has been sent."""
 
@@ -109,8 +112,9 @@ class RequestContext:
             if self.access_log:
                 path = scope.get("raw_path") or quote(scope["path"]).encode()
                 access_logger.info(
-                    "request_id=%s method=%s path=%s status=%d ms=%.1f",
+                    "request_id=%s generation_id=%s method=%s path=%s status=%d ms=%.1f",
                     info.id,
+                    info.generation_id,
                     scope["method"],
                     path.decode("latin-1"),
                     info.status,
@@ -136,7 +140,7 @@ class ErrorAnswers:
                 logger.exception("internal error request_id=%s", info.id)
             if info.started:
                 raise  # the status is out: only cutting the connection can still say that this failed
-            if error.status in (429, 503):
+            if error.status in (429, 503) and route_path(scope) in GENERATION_PATHS:
                 self.telemetry.rejections[error.code or "unavailable"] += 1
             answer = Response(error_body(error), error.status, error.headers, "application/json")
             await answer(scope, receive, send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from types import FrameType
 
 import uvicorn
@@ -30,13 +31,22 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service, self._shutdown_timeout_s = service, shutdown_timeout_s
         self._drain: asyncio.Task[bool] | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._serving = asyncio.current_task()
+        try:
+            await super().serve(sockets)
+        except asyncio.CancelledError:
+            logger.info("stopped before the model was loaded")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
             self.should_exit = self.force_exit = True
         self._service.draining = True
-        if not self.started:
-            self.should_exit = True
+        if not self.started and self._serving is not None:
+            # There is nothing to finish, and loading a large model can take minutes.
+            self._serving.get_loop().call_soon_threadsafe(self._serving.cancel)
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.draining and self._drain is None:

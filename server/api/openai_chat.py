@@ -369,7 +369,7 @@ class ChatApi:
             salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
         )
         steps = submit(service, request, [generation])
-        warnings = [f"`{name}` is not known here and was ignored" for name in ignored]
+        warnings = [f"`{name}` has no effect here" for name in ignored]
         answer = _Answer(service, fields, model, generation, warnings)
         headers = ignored_header(ignored)
         if fields.stream:

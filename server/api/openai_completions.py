@@ -310,7 +310,7 @@ class CompletionApi:
             err.param = "prompt"
             raise
         answer = _Answer(service, fields, model, prompts, answer_id)
-        warnings = [f"`{name}` is not known here and was ignored" for name in ignored]
+        warnings = [f"`{name}` has no effect here" for name in ignored]
         headers = ignored_header(ignored)
         if fields.stream:
             chunks = CompletionChunks(answer, steps, warnings)

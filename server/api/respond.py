@@ -49,8 +49,9 @@ def submit(service: Service, request: Request, requests: Sequence[GenerationRequ
     Raises:
         EngineError: one was refused; none is left running.
     """
-    arrived_at = request_info(request.scope).arrived_at
-    return ResponseSteps(service.engine, requests, service.telemetry, arrived_at)
+    info = request_info(request.scope)
+    info.generation_id = requests[0].id
+    return ResponseSteps(service.engine, requests, service.telemetry, info.arrived_at)
 
 
 def stream_response(

@@ -40,6 +40,7 @@ class ResponseSteps:
         self._arrived_at, self._last_step_at = arrived_at, arrived_at
         self._usages: list[Usage] = []
         self._ended = False
+        self._failure: Exception | None = None
         streams: list[AsyncIterator[Step]] = []
         try:
             for request in requests:
@@ -67,6 +68,8 @@ class ResponseSteps:
         return self
 
     async def __anext__(self) -> Step:
+        if self._failure is not None:
+            raise self._failure
         try:
             step = await self._source.__anext__()
         except StopAsyncIteration:
@@ -77,11 +80,17 @@ class ResponseSteps:
             if delta.finish_reason is not None:
                 self._telemetry.finished[delta.finish_reason] += 1
                 if delta.finish_reason == "error":
-                    raise self._failure(delta.error)
+                    self._failure = self._as_failure(delta.error)
             if delta.usage is not None:
                 self._usages.append(delta.usage)
                 self._telemetry.count_usage(delta.usage)
-        return step
+        if self._failure is None:
+            return step
+        # What came before the failure is given out first.
+        sound = tuple(delta for delta in step if delta.finish_reason != "error")
+        if not sound:
+            raise self._failure
+        return sound
 
     async def aclose(self) -> None:
         """End the requests at once, if they have not ended. Idempotent."""
@@ -114,7 +123,7 @@ class ResponseSteps:
             self._ended = True
             self._telemetry.request_latency_s.observe(time.perf_counter() - self._arrived_at)
 
-    def _failure(self, message: str | None) -> Exception:
+    def _as_failure(self, message: str | None) -> Exception:
         if self._engine.status().draining:
             return draining()
         return RequestFailed(message or "The request could not be finished.")

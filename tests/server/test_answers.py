@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import IM_END, Script, ScriptedEngine, toy_codec
+
+from artesian.engine import Delta, GenerationRequest
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -277,6 +280,21 @@ async def test_a_fault_after_the_first_byte_is_an_error_event_and_done(path: str
     assert (error["message"], error["code"]) == ("the device is on fire", "request_failed")
     assert (whole.status_code, whole.json()["error"]) == (500, error)
     assert engine.status().running == engine.status().waiting == 0
+
+
+async def test_text_that_came_in_the_same_step_as_a_failure_is_not_lost() -> None:
+    class Merging(ScriptedEngine):
+        def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
+            async def one_step() -> AsyncIterator[tuple[Delta, ...]]:
+                yield Delta(text="so far"), Delta(finish_reason="error", error="then it broke")
+
+            return one_step()
+
+    app, _ = scripted_app(Merging(toy_codec()))
+    async with client_of(app) as client:
+        events = events_of((await client.post(CHAT, json=body_of(CHAT, stream=True))).text)
+    assert piece(events[1]["choices"][0]) == "so far"
+    assert events[2]["error"]["message"] == "then it broke"
 
 
 @BOTH

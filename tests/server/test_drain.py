@@ -48,6 +48,12 @@ def wait_for_exit(process: subprocess.Popen[bytes], within_s: float) -> int:
     return process.wait(within_s)
 
 
+def catches_sigterm(process: subprocess.Popen[bytes]) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 def test_sigterm_lets_streams_finish_and_takes_nothing_new() -> None:
     with server_process(
         script={"text": "x" * 15, "step_s": 0.1}, engine={"slots": 2}, config={"shutdown_timeout_s": 20}
@@ -100,6 +106,14 @@ def test_without_requests_it_stops_at_once() -> None:
     with server_process(script={}) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert wait_for_exit(process, 2) == 0
+
+
+def test_a_signal_while_the_model_loads_ends_the_start() -> None:
+    with server_process(script={}, engine={"load_s": 60}, wait=False) as (process, _):
+        while not catches_sigterm(process):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert wait_for_exit(process, 3) == 0
 
 
 def test_a_client_that_reads_nothing_does_not_hold_the_exit() -> None:

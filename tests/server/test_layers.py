@@ -88,7 +88,8 @@ async def test_the_log_has_a_line_and_neither_prompt_nor_key(caplog: pytest.LogC
             await client.get("/a%0Ab")
     ours = [record.getMessage() for record in caplog.records if not record.name.startswith("http")]
     lines = [record.getMessage() for record in caplog.records if record.name == "artesian.access"]
-    assert lines[0].startswith(f"request_id=r1 method=POST path={CHAT} status=200 ms=")
+    assert lines[0].startswith("request_id=r1 generation_id=chatcmpl-")
+    assert f" method=POST path={CHAT} status=200 ms=" in lines[0]
     assert "path=/a%0Ab status=404" in lines[1]
     assert not any("topsecret" in line or "myprompt" in line for line in ours)
 

@@ -130,6 +130,8 @@ async def test_metrics_count_what_happened() -> None:
         stream = await client.post(CHAT, json={"messages": HELLO, "stream": True})
         await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
         await client.post("/v1/completions", json={"prompt": ["a", "b"]})
+        app.state.service.draining = True
+        await client.get("/ready")
         seen = await scrape(client)
     assert stream.status_code == 200
     for prefix in ("artesian_", "vllm:"):
@@ -143,6 +145,7 @@ async def test_metrics_count_what_happened() -> None:
         assert seen[f"{prefix}inter_token_latency_seconds_count", ""] == 3 + 1
         assert seen[f"{prefix}e2e_request_latency_seconds_bucket", "+Inf"] == 2
     assert seen["artesian_admission_rejections_total", "server_overloaded"] == 1
+    assert seen["artesian_http_responses_total", "503"] == 2
     assert seen["artesian_prompt_tokens_by_source_total", "cache"] == 4
 
 

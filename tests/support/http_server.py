@@ -62,9 +62,13 @@ async def running_server(app: Starlette, **settings: Any) -> AsyncIterator[str]:
 
 @contextlib.contextmanager
 def server_process(
-    *, script: dict[str, Any], engine: dict[str, Any] | None = None, config: dict[str, Any] | None = None
+    *,
+    script: dict[str, Any],
+    engine: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    wait: bool = True,
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A process of its own with a scripted engine; yields it and its base URL."""
+    """A process of its own with a scripted engine; yields it and its base URL, once it listens if `wait`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,7 +79,7 @@ def server_process(
     path = spec["config"].get("uds")
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not (_listens(url) if path is None else Path(path).exists()):
+        while wait and not (_listens(url) if path is None else Path(path).exists()):
             assert process.poll() is None and time.monotonic() < deadline, "the server does not start"
             time.sleep(0.02)
         yield process, url

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ VOCAB_SIZE = 259
 SPECIALS = ("<s>", "<|im_start|>", "<|im_end|>")
 
 
+@functools.cache
 def toy_codec(*, add_bos: bool = False, chat_template: str | None = None) -> Codec:
     """A byte-level codec: one token a byte, three special tokens, ChatML."""
     alphabet = _byte_alphabet()
@@ -107,9 +109,10 @@ class ScriptedEngine:
         slots: int = 64,
         queue_limit: int = 1024,
         max_model_len: int = 4096,
+        load_s: float = 0.0,
     ) -> None:
         self.codec, self.script = codec, script
-        self.max_model_len, self.queue_limit = max_model_len, queue_limit
+        self.max_model_len, self.queue_limit, self.load_s = max_model_len, queue_limit, load_s
         self.requests: list[GenerationRequest] = []
         """All that were accepted."""
         self.aborted: list[str] = []
@@ -139,6 +142,7 @@ class ScriptedEngine:
         )
 
     async def start(self) -> None:
+        await asyncio.sleep(self.load_s)
         self.is_open = True
 
     def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
