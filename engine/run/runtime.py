@@ -72,8 +72,9 @@ def assemble(config: EngineConfig) -> Runtime:
     max_len = _context(config, model.config.max_position, context_capacity(program.kv_groups, kv_blocks))
     tables = SlotTables(config.max_num_seqs, max_len, program.kv_groups)
     executor, backend = _load(config, program, model, tables, kv_blocks, limits)
-    cost = CostModel(ProgramCost.of(program))
-    cost.calibrate(lambda rows: _measure(executor, tables, rows))
+    weight_bytes = sum(model.tensors[name].data.nbytes for name in program.weights)
+    cost = CostModel(ProgramCost.of(program), weight_bytes)
+    cost.calibrate(lambda start, rows: _measure(executor, tables, start, rows), max_len - 1)
     logger.info(
         "model=%s backend=%s context=%d kv_blocks=%s step_overhead_ms=%.2f row_ms=%.3f",
         model.name, backend, max_len, list(kv_blocks), cost.overhead_ms, cost.chunk_ms(0, 1),
@@ -151,14 +152,14 @@ def _load(
     raise ModelError(f"{model.root}: no backend can run this model. " + "; ".join(refusals))
 
 
-def _measure(executor: Executor, tables: SlotTables, rows: int) -> float:
-    """Milliseconds of a prefill of `rows` rows in slot 0, the better of two; leaves the tables clean."""
-    rows = min(rows, tables.max_len - 1)
+def _measure(executor: Executor, tables: SlotTables, start: int, rows: int) -> float:
+    """Milliseconds of a step of `rows` rows at `start` in slot 0, the better of two; the tables are left
+    clean. Every position lies in block 0: what is computed does not matter here."""
     for table in tables.block_tables:
-        table[0] = 0  # every position in block 0: what is computed does not matter here
+        table[0] = 0
     batch = StepBatch(
         slots=np.zeros(1, np.int32),
-        starts=np.zeros(1, np.int32),
+        starts=np.array([start], np.int32),
         counts=np.array([rows], np.int32),
         logits=np.ones(1, np.int32),
         sample=np.zeros(1, np.uint8),

@@ -3,10 +3,11 @@
 A prompt chunk at position 100,000 costs far more than one at position 0, so steps are filled by estimated
 compute and not by a count of tokens. Pure functions; nothing here knows requests.
 
-    t(step) = overhead + flops(step) / rate
+    t(step)  = overhead + sum over its chunks of t(chunk)
+    t(chunk) = linear / rate + max(attention / attention_rate, kv_bytes / bandwidth)
 
-`overhead` holds what is paid once per step (streaming the weights, dispatch); both are fitted on measured
-steps at start and then corrected by what real steps took.
+`overhead` is what a step pays once (streaming the weights, dispatch); weights / overhead is the bandwidth.
+All are fitted on three measured steps at start, and then corrected by what real steps took.
 """
 
 from __future__ import annotations
@@ -17,47 +18,68 @@ from dataclasses import dataclass
 from ...kernels.program import Program, Rows
 
 CALIBRATION_ROWS = (1, 64)
+CALIBRATION_DEPTH = 1024  # keys that the rows of the attention measurement see
 CORRECTION_WEIGHT = 0.05  # of one step's ratio; a step disturbed by others must not swing the budget
 CORRECTION_RANGE = (0.25, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """The layers that see the same keys."""
+
+    window: int
+    """0 = everything before."""
+    flops_per_key: int
+    bytes_per_key: int
+    """K and V of one position in all of these layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramCost:
-    """FLOPs of one program (2 per multiply-add)."""
+    """FLOPs of one program (2 per multiply-add) and the bytes of its KV."""
 
     row_flops: int
     """Linear work of one token row."""
     logits_flops: int
     """Linear work of one logits row."""
-    attention: tuple[tuple[int, int], ...]
-    """Per distinct window: (FLOPs per visible key, window; 0 = unlimited)."""
+    attention: tuple[Attention, ...] = ()
 
     @classmethod
     def of(cls, program: Program) -> ProgramCost:
         """Sum the ops of a recorded program. A macro-op counts by its `flops_per_row` attribute."""
         rows = logits = 0
-        attention: dict[int, int] = {}
+        attention: dict[int, Attention] = {}
         for op in program.ops:
-            flops = int(op.attrs.get("flops_per_row", 0))  # type: ignore[arg-type]
+            flops = op.integer("flops_per_row") if "flops_per_row" in op.attrs else 0
             if op.code == "linear":
                 n, k = program.weights[op.weights[0]].shape
                 flops = 2 * n * k
             elif op.code == "attention":
-                window = int(op.attrs["window"])  # type: ignore[arg-type]
-                per_key = 4 * int(op.attrs["heads"]) * int(op.attrs["head_dim"])  # type: ignore[arg-type]
-                attention[window] = attention.get(window, 0) + per_key
+                group = program.kv_groups[op.integer("group")]
+                known = attention.get(group.window, Attention(group.window, 0, 0))
+                attention[group.window] = Attention(
+                    group.window,
+                    known.flops_per_key + 4 * op.integer("heads") * op.integer("head_dim"),
+                    known.bytes_per_key + group.bytes_per_entry // len(group.layers),
+                )
             if op.outputs and program.buffers[op.outputs[0]].rows is Rows.LOGITS:
                 logits += flops
             else:
                 rows += flops
-        return cls(rows, logits, tuple((flops, window) for window, flops in sorted(attention.items())))
+        return cls(rows, logits, tuple(attention.values()))
 
-    def chunk_flops(self, start: int, count: int, logits_rows: int = 0) -> int:
-        """FLOPs of `count` rows at positions [start, start + count) of one sequence."""
-        total = count * self.row_flops + logits_rows * self.logits_flops
-        for flops, window in self.attention:
-            total += flops * visible_keys(start, count, window)
-        return total
+    def linear_flops(self, count: int, logits_rows: int = 0) -> int:
+        """FLOPs of the matrix products of `count` rows."""
+        return count * self.row_flops + logits_rows * self.logits_flops
+
+    def attention_flops(self, start: int, count: int) -> int:
+        """FLOPs of attention of the rows at positions [start, start + count) of one sequence."""
+        return sum(a.flops_per_key * visible_keys(start, count, a.window) for a in self.attention)
+
+    def kv_bytes(self, start: int, count: int) -> int:
+        """Bytes of KV that these rows read, each position once."""
+        end = start + count
+        return sum(a.bytes_per_key * min(end, a.window + count if a.window else end) for a in self.attention)
 
 
 def visible_keys(start: int, count: int, window: int = 0) -> int:
@@ -75,20 +97,31 @@ class CostModel:
     """Milliseconds of a step on this machine."""
 
     cost: ProgramCost
+    weight_bytes: int = 0
+    """Bytes that every step streams."""
     overhead_ms: float = 1.0
     flops_per_ms: float = 1e8
+    attention_flops_per_ms: float = 1e8
     correction: float = 1.0
     """Slowly adapted ratio of measured to estimated time."""
 
-    def calibrate(self, measure: Callable[[int], float]) -> None:
-        """Fit both parameters; `measure(rows)` runs one prefill of `rows` rows at position 0 and returns
-        its milliseconds (the better of several tries)."""
+    @property
+    def bytes_per_ms(self) -> float:
+        return self.weight_bytes / max(self.overhead_ms, 1e-3)
+
+    def calibrate(self, measure: Callable[[int, int], float], deepest: int) -> None:
+        """Fit the rates. `measure(start, rows)` runs one step of `rows` rows at `start` and returns its
+        milliseconds (the better of several tries); `deepest` is the last position it can take."""
         few, many = CALIBRATION_ROWS
-        short_ms, long_ms = measure(few), measure(many)
-        flops = self.cost.chunk_flops(0, many, 1) - self.cost.chunk_flops(0, few, 1)
-        per_ms = flops / max(long_ms - short_ms, 1e-3)
-        self.flops_per_ms = per_ms
-        self.overhead_ms = max(short_ms - self.cost.chunk_flops(0, few, 1) / per_ms, 0.0)
+        many = min(many, deepest)
+        short_ms, long_ms = measure(0, few), measure(0, many)
+        linear = self.cost.linear_flops(many, 1) - self.cost.linear_flops(few, 1)
+        self.flops_per_ms = max(linear, 1) / max(long_ms - short_ms, 1e-3)
+        self.overhead_ms = max(short_ms - self.cost.linear_flops(few, 1) / self.flops_per_ms, 0.0)
+        start = min(CALIBRATION_DEPTH, deepest) - many
+        attention = self.cost.attention_flops(start, many) - self.cost.attention_flops(0, many)
+        if start > 0 and attention > 0:
+            self.attention_flops_per_ms = attention / max(measure(start, many) - long_ms, 1e-3)
 
     def observe(self, estimated_ms: float, measured_ms: float) -> None:
         """Correct the estimate by a step that was run."""
@@ -97,8 +130,12 @@ class CostModel:
         self.correction += CORRECTION_WEIGHT * (min(max(ratio, low), high) - self.correction)
 
     def chunk_ms(self, start: int, count: int, logits_rows: int = 0) -> float:
-        """Cost that a chunk adds to a step."""
-        return self.correction * self.cost.chunk_flops(start, count, logits_rows) / self.flops_per_ms
+        """Cost that a chunk of rows at positions [start, start + count) adds to a step."""
+        linear_ms = self.cost.linear_flops(count, logits_rows) / self.flops_per_ms
+        attention_ms = self.cost.attention_flops(start, count) / self.attention_flops_per_ms
+        if self.weight_bytes:
+            attention_ms = max(attention_ms, self.cost.kv_bytes(start, count) / self.bytes_per_ms)
+        return self.correction * (linear_ms + attention_ms)
 
     def step_overhead_ms(self) -> float:
         return self.correction * self.overhead_ms

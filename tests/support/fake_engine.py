@@ -46,7 +46,7 @@ def fake_runtime(
         executor=FakeExecutor(tables, groups, kv_blocks, VOCAB),
         tables=tables,
         store=KVStore(groups, kv_blocks, "d", CacheConfig(enable_prefix_caching=caching)),
-        cost=CostModel(ProgramCost(1000, 100, ((10, 0),)), overhead_ms=0.1, flops_per_ms=10_000),
+        cost=CostModel(ProgramCost(1000, 100), overhead_ms=0.1, flops_per_ms=10_000),
         limits=StepLimits(32, 16),
         eos_token_ids=frozenset({EOS}),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from artesian.engine.schedule.cost import CostModel, ProgramCost, visible_keys
+from artesian.engine.schedule.cost import Attention, CostModel, ProgramCost, visible_keys
 from artesian.kernels.kv import KVKind, KVSpec
 from artesian.kernels.program import Recorder, Rows
 
@@ -35,21 +35,36 @@ def test_program_cost_equals_the_hand_sum() -> None:
     linear = 2 * 2 * (2 * 8 * 16 + 16 * 16)
     assert cost.row_flops == linear and cost.logits_flops == 2 * 100 * 16
     attention = 4 * 2 * 8 * (visible_keys(5, 3) + visible_keys(5, 3, 4))
-    assert cost.chunk_flops(5, 3, logits_rows=1) == 3 * linear + 2 * 100 * 16 + attention
+    assert cost.linear_flops(3, logits_rows=1) == 3 * linear + 2 * 100 * 16
+    assert cost.attention_flops(5, 3) == attention
+    assert cost.kv_bytes(5, 3) == 2 * 8 * 4 * (
+        8 + 7
+    )  # K and V in f32; the window's rows read 4 + 3 positions
 
 
 def test_chunks_shrink_with_their_position_so_that_steps_stay_equal() -> None:
-    model = CostModel(ProgramCost(10_000, 0, ((100, 0),)), flops_per_ms=100_000)
+    model = CostModel(
+        ProgramCost(10_000, 0, (Attention(0, 100, 0),)), flops_per_ms=100_000, attention_flops_per_ms=100_000
+    )
     near, far = model.rows_within(10.0, 0, 1000), model.rows_within(10.0, 1000, 1000)
     assert far < near
     assert model.chunk_ms(1000, far) <= 10.0 < model.chunk_ms(1000, far + 1)
 
 
-def test_calibration_recovers_overhead_and_rate() -> None:
-    cost = ProgramCost(1000, 50, ())
+def test_calibration_recovers_overhead_and_rates() -> None:
+    cost = ProgramCost(100_000, 50, (Attention(0, 10, 4),))
+    true = CostModel(cost, overhead_ms=3.0, flops_per_ms=500.0, attention_flops_per_ms=200.0)
     model = CostModel(cost)
-    model.calibrate(lambda rows: 3.0 + cost.chunk_flops(0, rows, 1) / 500)
-    assert model.overhead_ms == pytest.approx(3.0) and model.flops_per_ms == pytest.approx(500)
+    model.calibrate(lambda start, rows: 3.0 + true.chunk_ms(start, rows, 1), 4096)
+    assert model.overhead_ms == pytest.approx(3.0, rel=0.1)
+    assert model.flops_per_ms == pytest.approx(500, rel=0.02)
+    assert model.attention_flops_per_ms == pytest.approx(200, rel=0.02)
+
+
+def test_reading_a_long_context_costs_its_bytes() -> None:
+    cost = ProgramCost(0, 0, (Attention(0, 1, 1000),))
+    model = CostModel(cost, weight_bytes=10_000, overhead_ms=2.0, attention_flops_per_ms=1e9)
+    assert model.chunk_ms(49, 1) == pytest.approx(50 * 1000 / 5_000)
 
 
 def test_estimate_follows_a_machine_that_became_slower() -> None:

@@ -25,7 +25,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kv_blocks = [blocks] + ([blocks - 1] if windowed else [])
         self.tables = SlotTables(SLOTS, MAX_LEN, groups)
         self.store = KVStore(groups, kv_blocks, "digest", CacheConfig(enable_prefix_caching=caching))
-        cost = CostModel(ProgramCost(1000, 100, ((10, 0),)), overhead_ms=0.1, flops_per_ms=10_000)
+        cost = CostModel(ProgramCost(1000, 100), overhead_ms=0.1, flops_per_ms=10_000)
         self.scheduler = Scheduler(
             self.store, self.tables, cost, step_budget_ms=2.0, max_rows=20, max_logits_rows=12
         )
