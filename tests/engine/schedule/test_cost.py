@@ -52,7 +52,7 @@ def test_chunks_shrink_with_their_position_so_that_steps_stay_equal() -> None:
 
 
 def test_calibration_recovers_overhead_and_rates() -> None:
-    cost = ProgramCost(100_000, 50, (Attention(0, 10, 4),))
+    cost = ProgramCost(100_000, 50, (Attention(0, 1, 4),))
     true = CostModel(cost, overhead_ms=3.0, flops_per_ms=500.0, attention_flops_per_ms=200.0)
     model = CostModel(cost)
     model.calibrate(lambda start, rows: 3.0 + true.chunk_ms(start, rows, 1), 4096)
