@@ -1,0 +1,172 @@
+"""The two servers that `stream` compares, as child processes: our whole HTTP application over an engine that
+computes nothing, and a bare ASGI handler that writes the same bytes. Both are driven by the same ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import uvicorn
+from tokenizers import decoders, models, pre_tokenizers
+
+from ...engine import Delta, EngineStatus, GenerationRequest, ModelInfo, Usage
+from ...engine.codec import Codec
+from ...engine.stream import DeltaStream
+from ...server.app import create_app
+from ...server.config import ServerConfig
+from ...server.serve import serve
+
+TEXT = " well"
+
+
+class Ticks:
+    """Wakes whoever waits, once a step."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def next(self) -> asyncio.Future[None]:
+        """Done at the next step."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._step_s)
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+
+@dataclass(slots=True)
+class _Run:
+    request: GenerationRequest
+    stream: DeltaStream
+    tokens: int = 0
+
+
+class TickingEngine:
+    """`Engine` without a model: every step adds one token to every request, until `max_tokens`."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._runs: dict[str, _Run] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def model(self) -> ModelInfo:
+        return ModelInfo(
+            name="ticks",
+            max_model_len=1 << 20,
+            vocab_size=256,
+            architecture="none",
+            weights_digest="0" * 64,
+            root="none",
+            backend="none",
+            eos_token_ids=(),
+        )
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
+        stream = DeltaStream(lambda: self.abort(request.id))
+        self._runs[request.id] = _Run(request, stream)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        self._runs.pop(request_id, None)
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(running=len(self._runs))
+
+    async def drain(self, timeout_s: float) -> bool:
+        return True
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._step_s)
+            for run in list(self._runs.values()):
+                run.tokens += 1
+                last = run.tokens == run.request.params.max_tokens
+                usage = Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens)
+                delta = Delta(
+                    text=TEXT,
+                    token_ids=(1,),
+                    finish_reason="length" if last else None,
+                    usage=usage if last else None,
+                )
+                run.stream.put([delta], last=last)
+                if last:
+                    del self._runs[run.request.id]
+
+
+def bare_app(chunks: list[bytes], ticks: Ticks) -> Any:
+    """An ASGI application that answers anything with these chunks, one a tick."""
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["method"] == "POST":
+            for chunk in chunks:
+                await ticks.next()
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+def byte_codec() -> Codec:
+    """One token a byte."""
+    vocabulary = {
+        character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    hf = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    hf.decoder = decoders.ByteLevel()
+    return Codec.build(
+        hf,
+        bos_token_id=None,
+        eos_token_ids=(),
+        add_bos=False,
+        add_eos=False,
+        special_ids=(),
+        chat_template=None,
+    )
+
+
+def _main(port: int, step_s: float, body: Path | None) -> None:
+    if body is None:
+        config = ServerConfig(port=port, access_log=False)
+        serve(create_app(TickingEngine(step_s), byte_codec(), config), config)
+    else:
+        app = bare_app(events_of(body.read_bytes()), Ticks(step_s))
+        uvicorn.run(app, port=port, loop="uvloop", http="httptools", lifespan="off", log_config=None)
+
+
+def events_of(body: bytes) -> list[bytes]:
+    """A streamed body, cut into its events: what our application gives to one write each."""
+    return [event + b"\n\n" for event in body.split(b"\n\n") if event]
+
+
+if __name__ == "__main__":
+    port, step_s, *body = sys.argv[1:]
+    _main(int(port), float(step_s), Path(body[0]) if body else None)
