@@ -49,7 +49,11 @@ app["--help"].group = app["--version"].group = Group.create_ordered("Also")
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 done in part, 2 not started (one line says why)."""
     try:
-        app(_understood(arguments or sys.argv[1:]), exit_on_error=False, print_error=False)
+        app(
+            _understood(sys.argv[1:] if arguments is None else arguments),
+            exit_on_error=False,
+            print_error=False,
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -59,7 +59,9 @@ def chat(
             address = stack.enter_context(private_server(*configure(model, config, place, None, engine)))
         client = stack.enter_context(address.client())
         name = model if url and model != DEFAULT_MODEL else first_model(client)
-        _talk(Conversation(client, name, options, system), Console(highlight=False, markup=False))
+        _talk(
+            Conversation(client, name, options, system), Console(highlight=False, markup=False, emoji=False)
+        )
 
 
 def _talk(conversation: Conversation, console: Console) -> None:

@@ -26,7 +26,7 @@ def _exit_code(*arguments: str | Path) -> int:
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code("--help") == 0
+    assert _exit_code() == _exit_code("--help") == 0
     shown = capsys.readouterr().out
     assert [name for name in ALL_COMMANDS if f" {name} " not in shown] == []
 
