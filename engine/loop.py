@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ..kernels.backend import Executor
 from .request import Sequence, Settled
-from .run.device import CompletedStep, DeviceThread
+from .run.device import CompletedStep, Device, open_device
 from .schedule import CostModel, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -65,28 +65,26 @@ class StepLoop:
 
     async def run(self) -> None:
         """Run until cancelled; then the steps in flight are waited for and settled."""
-        loop = asyncio.get_running_loop()
-
-        def completed(step: CompletedStep) -> None:
-            loop.call_soon_threadsafe(self._take, step)
-
-        device = DeviceThread(self._executor, completed)
+        device = open_device(self._executor, self._take)
         try:
             while True:
                 self._fill(device)
-                await self._wake.wait()
-                self._wake.clear()
-                self._settle_completed()
+                await self._settle_next()
         finally:
-            await asyncio.shield(loop.run_in_executor(None, device.close))
-            await asyncio.sleep(0)  # let the last completions, posted before the thread ended, arrive
-            self._settle_completed()
+            while self._in_flight:
+                await self._settle_next()
+            device.close()
 
     def _take(self, step: CompletedStep) -> None:
         self._completed.append(step)
         self._wake.set()
 
-    def _fill(self, device: DeviceThread) -> None:
+    async def _settle_next(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        self._settle_completed()
+
+    def _fill(self, device: Device) -> None:
         while self._in_flight < self._depth:
             plan = self._scheduler.plan()
             if plan is None:
@@ -98,16 +96,17 @@ class StepLoop:
         while self._completed:
             step = self._completed.popleft()
             self._in_flight -= 1
-            if step.error is not None:
+            error = step.timing.error
+            if error is not None:
                 self.stats.failed_steps += 1
-                logger.error("step=%d failed", step.plan.number, exc_info=step.error)
-                self._failed(self._scheduler.fail(step.plan), step.error)
+                logger.error("step=%d failed", step.plan.number, exc_info=error)
+                self._failed(self._scheduler.fail(step.plan), error)
                 continue
             self._account(step)
             self._settled(step, self._scheduler.settle(step.plan, step.output))
 
     def _account(self, step: CompletedStep) -> None:
-        stats, seconds = self.stats, step.ended - step.started
+        stats, seconds = self.stats, step.seconds
         stats.steps += 1
         stats.rows += step.plan.batch.rows
         stats.device_s += seconds

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +47,45 @@ class BackendError(RuntimeError):
     """A program cannot be loaded or run on a backend; says which op, weight or format is missing."""
 
 
+class StepTiming(NamedTuple):
+    """A queued step that has run. Times are of `time.perf_counter`."""
+
+    queued: float
+    started: float
+    ended: float
+    error: Exception | None
+
+
+class StepQueue(Protocol):
+    """A device that runs steps by itself, in the order of `submit`. Used from one thread."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a step has ended."""
+        ...
+
+    def submit(self, batch: StepBatch, output: StepOutput) -> None:
+        """Queue a step; never blocks. The queue keeps the arrays alive until the step has ended."""
+        ...
+
+    def completed(self) -> list[StepTiming]:
+        """The steps that have ended since the last call, in order; clears the descriptor."""
+        ...
+
+    def close(self) -> None:
+        """Run what is queued, then end the thread. To be called before the executor's `close`."""
+        ...
+
+
 class Executor(Protocol):
     """A loaded program with its KV memory."""
 
     def step(self, batch: StepBatch, output: StepOutput) -> None:
         """Run one step: block copies, forward, sampling; fill `output`; append the sampled tokens to the
         slot tables. Blocking, releases the GIL while it computes, called from one thread at a time."""
+        ...
+
+    def open_queue(self) -> StepQueue | None:
+        """The device's own queue, if it has one; otherwise the caller runs `step` on a thread of its own."""
         ...
 
     def memory_bytes(self) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ A slot, and a block that it names, is reused only after the last step that names
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kv import KVSpec
+
+MASK_NAP_S = 5e-5
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -133,10 +136,18 @@ class StepBatch:
     sample: NDArray[np.uint8]
     mask: NDArray[np.uint32] | None = None
     """Optional [S, ceil(V / 32)] bit mask of what may be drawn; rows of unsampled segments are ignored."""
+    mask_ready: I32 | None = None
+    """Optional [1]: 0 while the host still fills `mask`. Sampling waits until it is 1, the forward does not;
+    whoever sets it to 0 must set it to 1, whatever happens."""
     copies: I32 = field(default_factory=lambda: np.zeros((0, 3), np.int32))
     """[C, 3] of (group, source block, target block): whole-block copies made before the forward."""
     top_logprobs: int = 0
     """K, the number of most likely tokens reported for every logits row."""
+
+    def await_mask(self) -> None:
+        """Block until the mask is filled."""
+        while self.mask_ready is not None and not self.mask_ready[0]:
+            time.sleep(MASK_NAP_S)
 
     @property
     def rows(self) -> int:

@@ -1,6 +1,6 @@
-"""Running steps: the loaded model (`runtime`) and the thread that owns the device (`device`)."""
+"""Running steps: the loaded model (`runtime`) and whoever runs its steps (`device`)."""
 
-from .device import CompletedStep, DeviceThread
+from .device import CompletedStep, Device, open_device
 from .runtime import Runtime, assemble
 
-__all__ = ["CompletedStep", "DeviceThread", "Runtime", "assemble"]
+__all__ = ["CompletedStep", "Device", "Runtime", "assemble", "open_device"]

@@ -40,6 +40,7 @@ enum status {
     STATUS_BAD_COPY,
     STATUS_TOO_MANY_ROWS,
     STATUS_TOO_MANY_LOGITS,
+    STATUS_QUEUE_FULL,
 };
 
 // One op. Buffers are [rows, width] with rows `stride8(width)` floats apart.
@@ -106,6 +107,7 @@ struct step {
     const int32_t *slots, *starts, *counts, *logits;
     const uint8_t *sample;
     const uint32_t *mask;   // [segments, ceil(vocab / 32)] or NULL
+    const int32_t *mask_ready;  // NULL, or 0 while the host still fills `mask`: sampling waits, the forward does not
     const int32_t *copies;  // [copy_count, 3]
     int32_t *tokens;
     float *logprobs;
@@ -114,6 +116,12 @@ struct step {
     int32_t *top_tokens;
     float *top_logprobs;
     int32_t segments, copy_count, top, pad;
+};
+
+// A queued step that has run. Times are of CLOCK_MONOTONIC.
+struct completion {
+    int64_t queued_ns, started_ns, ended_ns;
+    int32_t status, failed;
 };
 
 struct memory {

@@ -18,6 +18,7 @@ from ..quant import FORMATS, dequantize, stored_bytes
 from . import native
 from .native import ISAS, SOURCES, Packed, check
 from .plan import OPS, ROW_KINDS, Plan, Step, compile_program
+from .queue import STEP_REFUSED, CpuStepQueue
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,20 @@ class CpuExecutor:
         Raises:
             BackendError: the step exceeds the limits, or names slots, rows or blocks that do not exist.
         """
+        step, _arrays = self._native_step(batch, output)
+        failed = c_int32(0)
+        status = self._library.artesian_step(self._open(), byref(step), byref(failed))
+        self._logits_rows = 0 if status else batch.logits_rows
+        check(status, STEP_REFUSED.format(failed.value))
+
+    def open_queue(self) -> CpuStepQueue:
+        """See `Executor.open_queue`."""
+        return CpuStepQueue(self._open(), self._native_step)
+
+    def _native_step(
+        self, batch: StepBatch, output: StepOutput
+    ) -> tuple[native.Step, list[NDArray[np.generic]]]:
+        """A step's addresses, and the arrays that must live as long as they are used."""
         rows, top = batch.logits_rows, batch.top_logprobs
         arrays: list[NDArray[np.generic]] = []
 
@@ -145,6 +160,7 @@ class CpuExecutor:
             logits=read(batch.logits, np.int32),
             sample=read(batch.sample, np.uint8),
             mask=None if batch.mask is None else read(self._checked_mask(batch), np.uint32),
+            mask_ready=None if batch.mask_ready is None else read(batch.mask_ready, np.int32),
             copies=read(batch.copies, np.int32),
             tokens=_written(output.tokens, np.int32, rows),
             logprobs=_written(output.logprobs, np.float32, rows),
@@ -156,10 +172,7 @@ class CpuExecutor:
             copy_count=len(batch.copies),
             top=top,
         )
-        failed = c_int32(0)
-        status = self._library.artesian_step(self._open(), byref(step), byref(failed))
-        self._logits_rows = 0 if status else rows
-        check(status, f"step refused at segment or copy {failed.value}")
+        return step, arrays
 
     def memory_bytes(self) -> Mapping[str, int]:
         memory = native.Memory()

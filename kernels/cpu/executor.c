@@ -1,7 +1,12 @@
 // One step: every thread walks the phases together; inside a phase each takes items until none is left.
+#define _POSIX_C_SOURCE 200809L
 #include "executor.h"
 
+#include <time.h>
+
 #include "library.h"
+
+#define MASK_NAP_NS 50000
 
 enum { PASS_COPY, PASS_SAMPLE, PASS_FIRST_PHASE };  // then two passes a phase
 
@@ -76,8 +81,16 @@ static void run_copies(const struct walk *walk) {
     pool_barrier(ex->pool);
 }
 
+// The host may still be filling the mask: every thread waits for it, by naps that are short beside a step.
+static void await_mask(const struct executor *ex) {
+    const int32_t *ready = ex->step.mask_ready;
+    while (ready && __atomic_load_n(ready, __ATOMIC_ACQUIRE) == 0)
+        nanosleep(&(struct timespec){.tv_nsec = MASK_NAP_NS}, NULL);
+}
+
 static void run_sampling(const struct walk *walk) {
     struct executor *ex = walk->ex;
+    await_mask(ex);
     struct scratch *scratch = &ex->scratch[walk->thread];
     if (ex->serial_sampling) {
         for (int row = 0; walk->thread == 0 && row < ex->logits_rows; row++) sample_row(ex, row, scratch);

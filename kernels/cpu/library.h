@@ -19,6 +19,14 @@ EXPORT int artesian_pack(struct executor *ex, int matrix, int source, const uint
 // Run one step: block copies, forward, sampling. `failed` is the segment that a bad step was refused for.
 EXPORT int artesian_step(struct executor *ex, const struct step *step, int32_t *failed);
 
+// A queue of steps on a thread of its own. `event_fd` is written to whenever a step has ended. A submitted
+// step's arrays must live until the step is taken. `close` runs what is queued first.
+struct queue;
+EXPORT int artesian_queue_open(struct executor *ex, int event_fd, struct queue **out);
+EXPORT int artesian_queue_submit(struct queue *queue, const struct step *step);
+EXPORT int artesian_queue_take(struct queue *queue, struct completion *out);  // 1: *out is the next one
+EXPORT void artesian_queue_close(struct queue *queue);
+
 // The latest step's logits: [rows, stride8(vocab)].
 EXPORT const float *artesian_logits(const struct executor *ex);
 

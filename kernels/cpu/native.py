@@ -61,6 +61,7 @@ STATUS_TEXT = {
     8: "a block copy names a group or block that does not exist",
     9: "more rows than the executor was loaded for",
     10: "more logits rows or top logprobs than the executor was loaded for",
+    11: "the step queue is full",
 }
 
 
@@ -129,10 +130,18 @@ class Plan(ctypes.Structure):
 
 class Step(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("slots", "starts", "counts", "logits", "sample", "mask", "copies")),
+        *((name, c_void_p) for name in ("slots", "starts", "counts", "logits", "sample")),
+        *((name, c_void_p) for name in ("mask", "mask_ready", "copies")),
         *((name, c_void_p) for name in ("tokens", "logprobs", "ranks", "finite")),
         *((name, c_void_p) for name in ("top_tokens", "top_logprobs")),
         *((name, c_int32) for name in ("segments", "copy_count", "top", "pad")),
+    ]
+
+
+class Completion(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("queued_ns", "started_ns", "ended_ns")),
+        *((name, c_int32) for name in ("status", "failed")),
     ]
 
 
@@ -178,6 +187,11 @@ def library() -> ctypes.CDLL:
     native.artesian_destroy.restype = None
     native.artesian_pack.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int32, c_int32]
     native.artesian_step.argtypes = [c_void_p, POINTER(Step), POINTER(c_int32)]
+    native.artesian_queue_open.argtypes = [c_void_p, c_int32, POINTER(c_void_p)]
+    native.artesian_queue_submit.argtypes = [c_void_p, POINTER(Step)]
+    native.artesian_queue_take.argtypes = [c_void_p, POINTER(Completion)]
+    native.artesian_queue_close.argtypes = [c_void_p]
+    native.artesian_queue_close.restype = None
     native.artesian_logits.argtypes = [c_void_p]
     native.artesian_logits.restype = POINTER(c_float)
     native.artesian_memory.argtypes = [c_void_p, POINTER(Memory)]

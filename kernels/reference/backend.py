@@ -87,7 +87,11 @@ class ReferenceExecutor:
             self._pools[group].copy_block(source, target)
         with torch.inference_mode():
             self.logits = self._forward(batch).numpy()
+        batch.await_mask()
         sample_step(self.logits, batch, self._tables, output)
+
+    def open_queue(self) -> None:
+        """None: torch is called from the caller's thread."""
 
     def memory_bytes(self) -> Mapping[str, int]:
         """Buffers are allocated per step and not counted."""

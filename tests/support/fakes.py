@@ -111,6 +111,9 @@ class FakeExecutor:
                 self.memory[group][block, position % spec.block_tokens] = fingerprints[position]
         return fingerprints
 
+    def open_queue(self) -> None:
+        return None
+
     def memory_bytes(self) -> Mapping[str, int]:
         return {"kv": sum(m.nbytes for m in self.memory)}
 
