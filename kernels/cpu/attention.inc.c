@@ -38,7 +38,8 @@ static void lay_out(struct attention_job *job, void *scratch) {
     job->queries = (const float **)(((uintptr_t)at + 15) & ~(uintptr_t)15);
 }
 
-static void start_job(struct attention_job *job, const struct executor *ex, const struct op *op, int tile, int head, void *scratch) {
+static void start_job(struct attention_job *job, const struct executor *ex, const struct op *op, int tile, int head,
+                      void *scratch) {
     const struct kv *kv = &ex->kv[op->kv_group];
     int per_token = op->heads / kv->spec.heads;
     *job = (struct attention_job){.ex = ex, .op = op, .tile = ex->tile[tile], .head = head, .per_token = per_token};
@@ -71,8 +72,8 @@ static const float *widen(const void *chunk, int count, float *out) {
 }
 
 // scores[r, lane] = scale * sum_d q[r, d] k[d, lane] for `vectors` groups of eight lanes.
-INLINE void score_tile(const float *const *q, int rows, int vectors, const void *k, int half, int lanes, int dim, float scale,
-                       float *scores, int stride) {
+INLINE void score_tile(const float *const *q, int rows, int vectors, const void *k, int half, int lanes, int dim,
+                       float scale, float *scores, int stride) {
     f32x8 acc[ROWS_PER_PASS][4];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -96,8 +97,8 @@ INLINE void score_tile(const float *const *q, int rows, int vectors, const void 
 }
 
 // out[r, d] += sum_key p[r, key] v[key, d] for `vectors` groups of eight columns.
-INLINE void value_tile(const float *p, int stride, int rows, int vectors, const void *values, int half, int dim, int first, int last,
-                       float *out) {
+INLINE void value_tile(const float *p, int stride, int rows, int vectors, const void *values, int half, int dim,
+                       int first, int last, float *out) {
     f32x8 acc[ROWS_PER_PASS][4];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -126,21 +127,23 @@ INLINE void scores_of(const struct attention_job *job, int row, int rows, const 
     const float *const *q = job->queries + row;
     int wide = rows < 4 ? 4 : 2, v = 0, item = half ? 2 : 4;
     for (; v + wide <= job->lanes / 8; v += wide)
-        score_tile(q, rows, wide, (const uint8_t *)k + v * 8 * item, half, job->lanes, job->dim, job->op->scale, scores + v * 8,
-                   job->span_lanes);
+        score_tile(q, rows, wide, (const uint8_t *)k + v * 8 * item, half, job->lanes, job->dim, job->op->scale,
+                   scores + v * 8, job->span_lanes);
     for (; v < job->lanes / 8; v++)
-        score_tile(q, rows, 1, (const uint8_t *)k + v * 8 * item, half, job->lanes, job->dim, job->op->scale, scores + v * 8,
-                   job->span_lanes);
+        score_tile(q, rows, 1, (const uint8_t *)k + v * 8 * item, half, job->lanes, job->dim, job->op->scale,
+                   scores + v * 8, job->span_lanes);
 }
 
-INLINE void values_of(const struct attention_job *job, int row, int rows, const void *values, int half, int first, int last,
-                      const float *p) {
+INLINE void values_of(const struct attention_job *job, int row, int rows, const void *values, int half, int first,
+                      int last, const float *p) {
     int wide = rows < 4 ? 4 : 2, v = 0, item = half ? 2 : 4;
     float *out = job->outs + row * job->dim;
     for (; v + wide <= job->dim / 8; v += wide)
-        value_tile(p, job->span_lanes, rows, wide, (const uint8_t *)values + v * 8 * item, half, job->dim, first, last, out + v * 8);
+        value_tile(p, job->span_lanes, rows, wide, (const uint8_t *)values + v * 8 * item, half, job->dim, first,
+                   last, out + v * 8);
     for (; v < job->dim / 8; v++)
-        value_tile(p, job->span_lanes, rows, 1, (const uint8_t *)values + v * 8 * item, half, job->dim, first, last, out + v * 8);
+        value_tile(p, job->span_lanes, rows, 1, (const uint8_t *)values + v * 8 * item, half, job->dim, first, last,
+                   out + v * 8);
 }
 
 // Constant row counts and element types, so that the tiles above live in registers.
@@ -165,7 +168,8 @@ static void block_scores(const struct attention_job *job, const void *k, int hal
     }
 }
 
-static void block_values(const struct attention_job *job, const void *values, int half, int first, int last, const float *scores) {
+static void block_values(const struct attention_job *job, const void *values, int half, int first, int last,
+                         const float *scores) {
     for (int row = 0; row < job->rows; row += ROWS_PER_PASS) {
         const float *p = scores + (size_t)row * (size_t)job->span_lanes;
 #define CALL(n, h) values_of(job, row, n, values, h, first, last, p)
@@ -225,7 +229,8 @@ static void compute_span(const struct attention_job *job, const struct span_view
         const uint8_t *chunk = kv_chunk(kv, span->layer, span->head, span->table[b]);
         const void *values = chunk + (size_t)count * (half ? 2 : 4);
         if (widen_first) values = widen(values, count, job->widened);
-        block_values(job, values, half && !widen_first, first, last, job->scores + (b - span->first_block) * job->lanes);
+        block_values(job, values, half && !widen_first, first, last,
+                     job->scores + (b - span->first_block) * job->lanes);
     }
 }
 
@@ -255,7 +260,8 @@ INLINE int reads_span(const struct attention_job *job, int index, int row) {
 }
 
 // (top, sum, out) of a span into the running ones: rescale both to the larger top.
-static void merge_row(float top, float sum, const float *out, int dim, float *running_top, float *running_sum, float *running_out) {
+static void merge_row(float top, float sum, const float *out, int dim, float *running_top, float *running_sum,
+                      float *running_out) {
     float larger = top > *running_top ? top : *running_top;
     f32x8 pair = {*running_top - larger, top - larger};
     f32x8 factors = exp8(pair);

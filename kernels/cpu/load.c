@@ -105,7 +105,8 @@ static size_t plan_attention(struct executor *ex, size_t *partial_floats) {
     for (int g = 0; g < ex->plan.kv_count; g++) {
         const struct kv *kv = &ex->kv[g];
         int span_blocks = blocks_per_span(kv->lanes), positions = span_blocks * kv->spec.block_tokens;
-        size_t need = attention_scratch_bytes(ex->tile_tokens * most, kv->spec.head_dim, kv->lanes, span_blocks * kv->lanes);
+        size_t need = attention_scratch_bytes(ex->tile_tokens * most, kv->spec.head_dim, kv->lanes,
+                                              span_blocks * kv->lanes);
         size_t stride = (size_t)most * ((size_t)kv->spec.head_dim + 2);
         if (need > scratch) scratch = need;
         if (stride > ex->partial_stride) ex->partial_stride = stride;
@@ -132,8 +133,8 @@ static int map_buffers(struct executor *ex) {
     ex->logit_row = map_region(ex, logits * sizeof(int32_t), account);
     ex->logit_segment = map_region(ex, logits * sizeof(int32_t), account);
     ex->counters = map_region(ex, PASSES(ex) * sizeof(struct counter), account);
-    if (!ex->arena || !ex->partials || !ex->row_slot || !ex->row_position || !ex->tile || !ex->logit_row || !ex->logit_segment ||
-        !ex->counters)
+    if (!ex->arena || !ex->partials || !ex->row_slot || !ex->row_position || !ex->tile || !ex->logit_row ||
+        !ex->logit_segment || !ex->counters)
         return STATUS_NO_MEMORY;
     for (int t = 0; t < ex->plan.threads; t++) {
         struct scratch *s = &ex->scratch[t];
@@ -213,15 +214,18 @@ static void pack_work(void *arg, int thread) {
     (void)thread;
     struct pack_job *job = arg;
     for (int begin, n; (n = pool_take(&job->next, job->rows, pool_threads(job->ex->pool), &begin));)
-        job->ex->kernels->pack(job->matrix, job->source, job->data + (size_t)begin * job->row_bytes, job->first_row + begin, n);
+        job->ex->kernels->pack(job->matrix, job->source, job->data + (size_t)begin * job->row_bytes,
+                               job->first_row + begin, n);
 }
 
-int artesian_pack(struct executor *ex, int matrix, int source, const uint8_t *data, int64_t bytes, int first_row, int rows) {
+int artesian_pack(struct executor *ex, int matrix, int source, const uint8_t *data, int64_t bytes, int first_row,
+                  int rows) {
     if (matrix < 0 || matrix >= ex->plan.matrix_count) return STATUS_BAD_WEIGHT;
     const struct matrix *w = &ex->matrices[matrix];
     static const int bytes_of[] = {4, 2, 2, 18, 20, 34}, columns_of[] = {1, 1, 1, 32, 32, 32};
     size_t row_bytes = (size_t)(w->cols / columns_of[source]) * (size_t)bytes_of[source];
-    if (first_row < 0 || rows < 0 || rows > w->rows - first_row || (size_t)bytes != row_bytes * (size_t)rows) return STATUS_BAD_WEIGHT;
+    if (first_row < 0 || rows < 0 || rows > w->rows - first_row) return STATUS_BAD_WEIGHT;
+    if ((size_t)bytes != row_bytes * (size_t)rows) return STATUS_BAD_WEIGHT;
     struct pack_job job = {ex, w, data, row_bytes, source, first_row, rows, 0};
     pool_run(ex->pool, pack_work, &job);
     return STATUS_OK;
@@ -232,6 +236,6 @@ void artesian_memory(const struct executor *ex, struct memory *out) { *out = ex-
 const char *artesian_isa(const struct executor *ex) { return ex->kernels->name; }
 
 int64_t artesian_abi(void) {
-    return (int64_t)(sizeof(struct plan) << 48 ^ sizeof(struct step) << 36 ^ sizeof(struct op) << 24 ^ sizeof(struct sampling) << 12 ^
-                     sizeof(struct kv_spec));
+    return (int64_t)(sizeof(struct plan) << 48 ^ sizeof(struct step) << 36 ^ sizeof(struct op) << 24 ^
+                     sizeof(struct sampling) << 12 ^ sizeof(struct kv_spec));
 }

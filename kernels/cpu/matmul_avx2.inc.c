@@ -37,7 +37,8 @@ INLINE void q4_direct(const struct q4_block *w, const struct act_block *x, int b
         f32x8 scale = load_half8(w->scale), minimum = load_half8(w->minimum);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; t++) {
-            __m256i a = _mm256_maddubs_epi16(q[0], columns4(x, 0, t)), c = _mm256_maddubs_epi16(q[1], columns4(x, 1, t));
+            __m256i a = _mm256_maddubs_epi16(q[0], columns4(x, 0, t));
+            __m256i c = _mm256_maddubs_epi16(q[1], columns4(x, 1, t));
 #pragma GCC unroll 3
             for (int j = 2; j < 8; j += 2) {
                 a = _mm256_add_epi16(a, _mm256_maddubs_epi16(q[j], columns4(x, j, t)));
@@ -74,7 +75,8 @@ static void q4_widen(const struct q4_block *w, int blocks, struct q4_wide *out) 
 }
 
 // 16 rows x 4 tokens: eight int16 sums in registers over a block.
-static __attribute__((noinline)) void q4_tile(const struct q4_wide *w, const struct act_block *x, int blocks, f32x8 out[2][4]) {
+static __attribute__((noinline)) void q4_tile(const struct q4_wide *w, const struct act_block *x, int blocks,
+                                              f32x8 out[2][4]) {
     f32x8 acc[2][4];
     for (int i = 0; i < 8; i++) acc[i / 4][i % 4] = set8(0);
     for (int b = 0; b < blocks; b++, w++, x++) {
@@ -104,7 +106,8 @@ static __attribute__((noinline)) void q4_tile(const struct q4_wide *w, const str
     for (int i = 0; i < 8; i++) out[i / 4][i % 4] = acc[i / 4][i % 4];
 }
 
-INLINE void q8_direct(const struct q8_block *w, const uint16_t *scales, const struct act_block *x, int blocks, int tokens, f32x8 *out) {
+INLINE void q8_direct(const struct q8_block *w, const uint16_t *scales, const struct act_block *x, int blocks,
+                      int tokens, f32x8 *out) {
     const __m256i ones = _mm256_set1_epi16(1);
     f32x8 acc[4];
 #pragma GCC unroll 4
@@ -142,7 +145,8 @@ static void q4_few(const struct q4_block *w, const struct act_block *x, int bloc
     }
 }
 
-static void q8_few(const struct q8_block *w, const uint16_t *scales, const struct act_block *x, int blocks, int tokens, f32x8 *out) {
+static void q8_few(const struct q8_block *w, const uint16_t *scales, const struct act_block *x, int blocks,
+                   int tokens, f32x8 *out) {
     switch (tokens) {
     case 1: q8_direct(w, scales, x, blocks, 1, out); break;
     case 2: q8_direct(w, scales, x, blocks, 2, out); break;
@@ -156,7 +160,7 @@ static void linear_q4(const struct executor *ex, const struct op *op, int tile, 
     int blocks = w->cols / 32;
     const struct q4_block *packed = (const struct q4_block *)w->data + (size_t)tile * 2 * (size_t)blocks;
     const struct act_block *x = (const struct act_block *)(ex->arena + op->in0);
-    int wide = last - first > 4;
+    int wide = last - first > 8;
     if (wide) q4_widen(packed, blocks, scratch);
     for (int t = first; t < last; t += 4) {
         int tokens = min_int(4, last - t);
@@ -182,8 +186,8 @@ static void linear_q8(const struct executor *ex, const struct op *op, int tile, 
         for (int t = first; t < last; t += 4) {
             int tokens = min_int(4, last - t);
             f32x8 out[4];
-            q8_few((const struct q8_block *)w->data + start, w->scales + start * 8, x + (size_t)(t / 4) * (size_t)blocks, blocks,
-                   tokens, out);
+            q8_few((const struct q8_block *)w->data + start, w->scales + start * 8,
+                   x + (size_t)(t / 4) * (size_t)blocks, blocks, tokens, out);
             for (int i = 0; i < tokens; i++) finish8(ex, op, t + i, g, out[i]);
         }
     }

@@ -9,7 +9,8 @@ INLINE f32x8 load_weight8(const uint8_t *p, int format) {
     return load_bfloat8((const uint16_t *)p);
 }
 
-INLINE void float_tile(const struct matrix *w, int group, const float *const *x, int tokens, int format, f32x8 out[3][4]) {
+INLINE void float_tile(const struct matrix *w, int group, const float *const *x, int tokens, int format,
+                       f32x8 out[3][4]) {
     size_t item = format == PACKED_F32 ? 32 : 16, plane = (size_t)w->cols * item;
     const uint8_t *p = (const uint8_t *)w->data + (size_t)group * plane;
     f32x8 acc[3][4];

@@ -27,18 +27,18 @@ static void quantise_row(const float *x, int width, struct act_block *out, int s
         float top;
         memcpy(&top, &top_bits, sizeof top);
         float scale = top / 127.0f, inverse = top == 0.0f ? 0.0f : 127.0f / top;
-        i32x8 total = {0};
+        u32x8 total = {0};  // unsigned: what NaN converts to may wrap
         for (int i = 0; i < 32; i += 8) {
             f32x8 scaled = load8(x + i) * set8(inverse);
             f32x8 nearest = (scaled + set8(12582912.0f)) - set8(12582912.0f);  // 1.5 * 2^23 rounds to even
             i32x8 q = __builtin_convertvector(nearest, i32x8);
-            total += q;
+            total += (u32x8)q;
             store_columns8(out, i / 4, slot, q);
         }
-        int sum = 0;
+        uint32_t sum = 0;
         for (int i = 0; i < 8; i++) sum += total[i];
         out->scale[slot] = scale;
-        out->sum[slot] = scale * (float)sum;
+        out->sum[slot] = scale * (float)(int32_t)sum;
     }
 }
 

@@ -75,8 +75,9 @@ static void softcap_row(const float *x, int width, float cap, float *out) {
 // Store one position's K (a column of the transposed chunk) and V (a row), rounded to the group's dtype.
 static void kv_write_row(const struct executor *ex, const struct op *op, const float *k, const float *v, int row) {
     const struct kv *kv = &ex->kv[op->kv_group];
+    const int32_t *table = kv->spec.table + (size_t)ex->row_slot[row] * (size_t)kv->spec.table_blocks;
     int position = ex->row_position[row], dim = kv->spec.head_dim, lanes = kv->lanes;
-    int block = kv->spec.table[(size_t)ex->row_slot[row] * (size_t)kv->spec.table_blocks + (size_t)(position / kv->spec.block_tokens)];
+    int block = table[position / kv->spec.block_tokens];
     int lane = position % kv->spec.block_tokens;
     for (int head = 0; head < kv->spec.heads; head++, k += dim, v += dim) {
         uint8_t *chunk = kv_chunk(kv, op->layer, head, block);

@@ -21,7 +21,8 @@ static uint64_t random_bits(uint64_t seed, uint32_t position) {
 }
 
 // Step 1. `counts` is zero before and after.
-static void apply_penalties(float *logits, int vocab, const struct sampling *s, const int32_t *history, int length, int32_t *counts) {
+static void apply_penalties(float *logits, int vocab, const struct sampling *s, const int32_t *history, int length,
+                            int32_t *counts) {
     for (int i = 0; i < length; i++) {
         if ((uint32_t)history[i] >= (uint32_t)vocab) continue;
         if (i < s->prompt_len) {
@@ -50,8 +51,9 @@ static void apply_mask(float *logits, int vocab, const uint32_t *mask) {
 }
 
 // Steps 1 to 3. Returns the raw row when nothing changes it, else a shaped copy in the scratch.
-static const float *shape_logits(const struct executor *ex, const float *raw, const struct sampling *s, const int32_t *history,
-                                 int length, const uint32_t *mask, struct scratch *scratch) {
+static const float *shape_logits(const struct executor *ex, const float *raw, const struct sampling *s,
+                                 const int32_t *history, int length, const uint32_t *mask,
+                                 struct scratch *scratch) {
     int vocab = ex->plan.vocab, too_short = length < s->min_len && s->stop_count > 0;
     int penalised = s->repetition != 1.0 || s->frequency != 0.0 || s->presence != 0.0;
     if (!penalised && s->bias_count == 0 && !s->allowed && !mask && !too_short) return raw;
@@ -134,7 +136,8 @@ static int draw_token(const struct executor *ex, const float *logits, float top,
     return 0;
 }
 
-static void report_top(const struct executor *ex, const float *logits, double log_total, int32_t *tokens, float *logprobs, int count) {
+static void report_top(const struct executor *ex, const float *logits, double log_total, int32_t *tokens,
+                       float *logprobs, int count) {
     int vocab = ex->plan.vocab, found = 0;
     count = min_int(count, vocab);
     for (int id = 0; id < vocab && count > 0; id++) {
@@ -152,7 +155,8 @@ static void report_top(const struct executor *ex, const float *logits, double lo
 void sample_row(struct executor *ex, int row, struct scratch *scratch) {
     const struct step *step = &ex->step;
     int vocab = ex->plan.vocab, max_len = ex->plan.max_len, top = step->top;
-    int segment = ex->logit_segment[row], slot = step->slots[segment], position = ex->row_position[ex->logit_row[row]] + 1;
+    int segment = ex->logit_segment[row], slot = step->slots[segment];
+    int position = ex->row_position[ex->logit_row[row]] + 1;
     int is_last = position == step->starts[segment] + step->counts[segment];
     int32_t *tokens = ex->plan.tokens + (size_t)slot * (size_t)max_len, token = 0;
     const float *logits = row_of(ex, ex->plan.logits, vocab, row);
