@@ -28,9 +28,9 @@ def llama_cpp_python(folder: Path) -> Path:
     place = folder / f"{PEER}-{PEER_VERSION}"
     python, done = place / "bin" / "python", place / "complete"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.with_suffix(".lock")):
+    with FileLock(Path(f"{place}.lock")):
         if not done.exists():
-            log = place.with_suffix(".log")
+            log = Path(f"{place}.log")
             Console(stderr=True).print(f"building {PEER} {PEER_VERSION} once, into {place}; log: {log}")
             with log.open("wb") as sink:
                 _run([sys.executable, "-P", "-m", "venv", "--clear", place], sink.fileno(), log)
@@ -50,6 +50,8 @@ def llama_cpp_command(python: Path, model: Path, threads: int, context: int) -> 
         "n_ctx": context,
         "n_threads": threads,
         "n_threads_batch": threads,
+        "logits_all": "false",
+        "flash_attn": "true",
         "interrupt_requests": "false",
         "verbose": "false",
     }

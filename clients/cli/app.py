@@ -42,7 +42,11 @@ app = App(name="artesian", help=HELP, help_format="markdown", version=lambda: ve
 for title, commands in COMMANDS.items():
     group = Group.create_ordered(title)
     for position, (name, summary) in enumerate(commands.items()):
-        app.command(f"artesian.clients.cli.{name}:{name}", help=summary, group=group, sort_key=position)
+        # A scenario explains itself: its --help is not ours to answer.
+        flags = {"help_flags": ()} if name == "bench" else {}
+        app.command(
+            f"artesian.clients.cli.{name}:{name}", help=summary, group=group, sort_key=position, **flags
+        )
 app["--help"].group = app["--version"].group = Group.create_ordered("Also")
 
 

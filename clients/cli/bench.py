@@ -13,9 +13,11 @@ from rich.console import Console
 from ...server.config import ConfigError
 from .. import bench as scenarios
 
+USAGE = "Usage: artesian bench NAME [FLAGS]; `artesian bench NAME --help` lists the flags.\n\nScenarios:"
+
 
 def bench(
-    scenario: str | None = None,
+    scenario: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
 ) -> None:
@@ -29,10 +31,10 @@ def bench(
         The scenario's own flags; `artesian bench NAME --help` lists them.
     """
     known = sorted(module.name for module in pkgutil.iter_modules(scenarios.__path__))
-    if scenario is None:
+    if scenario in (None, "--help", "-h"):
         runnable = {name: module for name in known if hasattr(module := _module(name), "main")}
         lines = [f"  {name:12} {_summary(module)}" for name, module in runnable.items()]
-        Console().print("\n".join(["Scenarios:", *lines]), highlight=False, soft_wrap=True)
+        Console().print("\n".join([USAGE, *lines]), highlight=False, soft_wrap=True)
         return
     if scenario not in known or not hasattr(module := _module(scenario), "main"):
         raise ConfigError(f"no benchmark {scenario!r}; `artesian bench` lists them")
