@@ -13,6 +13,7 @@ import msgspec
 from .params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ErrorCode = Literal["failed", "deadline", "draining"]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    queued_s: float = 0.0
+    """Seconds from submission until the first step that ran the request began."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -73,7 +76,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usage: Usage | None = None
     """On the last delta of the last choice to end: the whole request's."""
     error: str | None = None
-    """With finish_reason "error": what failed."""
+    """With finish_reason "error": what failed, in words for the client."""
+    error_code: ErrorCode | None = None
+    """Beside `error`: a fault, the request's own deadline, or the shutdown."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +106,10 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cached: int = 0
     draining: bool = False
     healthy: bool = True
+    preemptions: int = 0
+    """Since start: sequences that gave up their blocks for others and computed their tokens again."""
+    evicted_blocks: int = 0
+    """Since start: cached blocks that made room."""
     backlog_s: float = 0.0
     """Estimated seconds until a request that arrives now would start."""
 

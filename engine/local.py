@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from .admission import check_request, make_choices
-from .api import Delta, EngineStatus, GenerationRequest, ModelInfo
+from .api import Delta, EngineStatus, ErrorCode, GenerationRequest, ModelInfo
 from .codec import Codec
 from .config import EngineConfig
 from .errors import EngineDraining, EngineOverloaded
@@ -107,11 +108,13 @@ class LocalEngine:
             seed=self._config.seed,
         )
         stream = DeltaStream(lambda: self.abort(request.id))
-        self._tracked[request.id] = Tracked(request, choices, stream, self._runtime.eos_token_ids, now)
+        self._tracked[request.id] = Tracked(
+            request, choices, stream, self._runtime.eos_token_ids, time.perf_counter()
+        )
         self._idle.clear()
         if request.deadline_s is not None:
             self._deadlines[request.id] = asyncio.get_running_loop().call_later(
-                request.deadline_s, self._cut, request.id, "the request's deadline has passed"
+                request.deadline_s, self._cut, request.id, "the request's deadline has passed", "deadline"
             )
         for choice in choices:
             self._scheduler.add(choice.sequence)
@@ -125,12 +128,14 @@ class LocalEngine:
             open_choices = [choice for choice in tracked.choices if not choice.finished]
             self._deliver(tracked, [tracked.end(choice, "abort") for choice in open_choices])
 
-    def _cut(self, request_id: str, why: str) -> None:
+    def _cut(self, request_id: str, why: str, code: ErrorCode) -> None:
         """Fail what is left of a request."""
         tracked = self._tracked.get(request_id)
         if tracked is not None:
             open_choices = [choice for choice in tracked.choices if not choice.finished]
-            self._deliver(tracked, [tracked.end(choice, "error", error=why) for choice in open_choices])
+            self._deliver(
+                tracked, [tracked.end(choice, "error", error=why, error_code=code) for choice in open_choices]
+            )
 
     def _check_queue(self, prompt_tokens: int) -> None:
         waiting = len(self._scheduler.waiting) - self._free_slots()
@@ -154,15 +159,17 @@ class LocalEngine:
             tracked = self._tracked.get(request_id)
             if tracked is None:
                 continue
+            if tracked.started is None:
+                tracked.started = step.timing.started
             delta = tracked.advance(settled, step.output, tokenizer)
             if delta is not None:
                 deltas.setdefault(request_id, []).append(delta)
         for request_id, batch in deltas.items():
             self._deliver(self._tracked[request_id], batch)
 
-    def _on_failed(self, sequences: list[Sequence], error: Exception) -> None:
+    def _on_failed(self, sequences: list[Sequence]) -> None:
         for request_id in dict.fromkeys(seq.request_id for seq in sequences):
-            self._cut(request_id, f"the step that ran this request failed: {error}")
+            self._cut(request_id, "the step that ran this request failed", "failed")
 
     def _deliver(self, tracked: Tracked, deltas: list[Delta]) -> None:
         """Hand one step's deltas to the reader; let go of what they end."""
@@ -181,7 +188,7 @@ class LocalEngine:
         deadline = self._deadlines.pop(request_id, None)
         if deadline is not None:
             deadline.cancel()
-        self._service_s += SERVICE_WEIGHT * (self._now() - tracked.arrived - self._service_s)
+        self._service_s += SERVICE_WEIGHT * (time.perf_counter() - tracked.arrived - self._service_s)
         if not self._tracked:
             self._idle.set()
 
@@ -189,7 +196,7 @@ class LocalEngine:
         if not task.cancelled() and task.exception() is not None:
             logger.critical("the engine loop has failed", exc_info=task.exception())
         for request_id in list(self._tracked):
-            self._cut(request_id, "the engine has stopped")
+            self._cut(request_id, "the engine has stopped", "failed")
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -206,6 +213,8 @@ class LocalEngine:
             blocks_cached=len(store.tree),
             draining=self._draining,
             healthy=self._task is not None and not self._task.done(),
+            preemptions=scheduler.preemptions,
+            evicted_blocks=store.stats.evicted_blocks,
             backlog_s=self._backlog_s(),
         )
 
@@ -222,7 +231,7 @@ class LocalEngine:
             return True
         except TimeoutError:
             for request_id in list(self._tracked):
-                self._cut(request_id, "the server is shutting down")
+                self._cut(request_id, "the server is shutting down", "draining")
             return False
 
     async def close(self) -> None:
@@ -231,7 +240,7 @@ class LocalEngine:
         if self._task is None:
             return
         for request_id in list(self._tracked):
-            self._cut(request_id, "the server is shutting down")
+            self._cut(request_id, "the server is shutting down", "draining")
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._runtime.executor.close()

@@ -49,7 +49,7 @@ class StepLoop:
         cost: CostModel,
         mode: str,
         settled: Callable[[CompletedStep, list[Settled]], None],
-        failed: Callable[[list[Sequence], Exception], None],
+        failed: Callable[[list[Sequence]], None],
     ) -> None:
         self.stats = StepStats()
         self._scheduler, self._executor, self._cost = scheduler, executor, cost
@@ -100,7 +100,7 @@ class StepLoop:
             if error is not None:
                 self.stats.failed_steps += 1
                 logger.error("step=%d failed", step.plan.number, exc_info=error)
-                self._failed(self._scheduler.fail(step.plan), error)
+                self._failed(self._scheduler.fail(step.plan))
                 continue
             self._account(step)
             self._settled(step, self._scheduler.settle(step.plan, step.output))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from ..kernels.batch import StepOutput
-from .api import Delta, FinishReason, GenerationRequest, PositionLogprobs, TokenLogprob, Usage
+from .api import Delta, ErrorCode, FinishReason, GenerationRequest, PositionLogprobs, TokenLogprob, Usage
 from .codec import TextStream, Tokenizer
 from .request import Sequence, Settled
 from .stream import DeltaStream
@@ -37,8 +37,9 @@ class Tracked:
     stream: DeltaStream
     eos_token_ids: frozenset[int]
     arrived: float
+    """Time of `time.perf_counter`, as the steps' times are."""
     started: float | None = None
-    """When the first token came."""
+    """When the first step that ran a part of it began."""
 
     @property
     def is_done(self) -> bool:
@@ -51,7 +52,7 @@ class Tracked:
         if choice.finished:
             return None
         if not settled.finite:
-            return self.end(choice, "error", error="the model's output is not finite")
+            return self.end(choice, "error", error="the model's output is not finite", error_code="failed")
         prompt_logprobs = self._prompt_logprobs(choice, settled, output, tokenizer)
         if not settled.sampled:
             if seq.max_len > seq.prompt_len or seq.settled < seq.prompt_len:
@@ -94,6 +95,7 @@ class Tracked:
         prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None,
         stop_reason: int | str | None = None,
         error: str | None = None,
+        error_code: ErrorCode | None = None,
     ) -> Delta:
         """The last delta of a choice, with the text that was held back; of the request with its usage."""
         choice.finished = True
@@ -112,6 +114,7 @@ class Tracked:
             stop_reason=stop_reason,
             usage=self.usage() if self.is_done else None,
             error=error,
+            error_code=error_code,
         )
 
     def usage(self) -> Usage:
@@ -122,6 +125,7 @@ class Tracked:
             completion_tokens=sum(c.sequence.output_len for c in self.choices),
             cached_tokens=first.cached,
             cache_write_tokens=sum(c.sequence.written_blocks for c in self.choices) * block,
+            queued_s=0.0 if self.started is None else max(self.started - self.arrived, 0.0),
         )
 
     def _end_at_stop_token(

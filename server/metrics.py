@@ -63,6 +63,7 @@ class Telemetry:
         self.time_to_first_token_s = Histogram(LATENCY_S)
         self.inter_token_latency_s = Histogram(TOKEN_S)
         self.request_latency_s = Histogram(LATENCY_S)
+        self.queue_time_s = Histogram(LATENCY_S)
         self.event_loop_lag_s = Histogram(LAG_S)
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -80,6 +81,7 @@ class Telemetry:
         """Add the prompt side of one finished request (tokens generated are counted as they come)."""
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
+        self.queue_time_s.observe(usage.queued_s)
 
     async def watch_event_loop(self) -> None:
         """Sample how late the loop wakes up, until cancelled."""
@@ -124,6 +126,7 @@ class MetricsCollector(Collector):
         for name, what, histogram in (
             ("time_to_first_token_seconds", "Arrival to first token", telemetry.time_to_first_token_s),
             ("inter_token_latency_seconds", "Time between tokens", telemetry.inter_token_latency_s),
+            ("request_queue_time_seconds", "Arrival to first step", telemetry.queue_time_s),
             ("e2e_request_latency_seconds", "Arrival to last token", telemetry.request_latency_s),
         ):
             yield self._histogram(prefix + name, what, histogram)
@@ -135,6 +138,10 @@ class MetricsCollector(Collector):
         yield self._gauge("artesian_kv_blocks", "KV blocks in all", status.blocks_total)
         yield self._gauge("artesian_kv_blocks_free", "KV blocks free or evictable", status.blocks_free)
         yield self._gauge("artesian_kv_blocks_cached", "KV blocks in the prefix tree", status.blocks_cached)
+        yield self._counter("artesian_preemptions", "Sequences that had to start again", status.preemptions)
+        yield self._counter(
+            "artesian_kv_evicted_blocks", "Cached blocks that made room", status.evicted_blocks
+        )
         yield self._by_label(
             "artesian_prompt_tokens_by_source",
             "Prompt tokens by where their KV came from",

@@ -80,7 +80,7 @@ class ResponseSteps:
             if delta.finish_reason is not None:
                 self._telemetry.finished[delta.finish_reason] += 1
                 if delta.finish_reason == "error":
-                    self._failure = self._as_failure(delta.error)
+                    self._failure = _as_failure(delta)
             if delta.usage is not None:
                 self._usages.append(delta.usage)
                 self._telemetry.count_usage(delta.usage)
@@ -123,10 +123,11 @@ class ResponseSteps:
             self._ended = True
             self._telemetry.request_latency_s.observe(time.perf_counter() - self._arrived_at)
 
-    def _as_failure(self, message: str | None) -> Exception:
-        if self._engine.status().draining:
-            return draining()
-        return RequestFailed(message or "The request could not be finished.")
+
+def _as_failure(delta: Delta) -> Exception:
+    if delta.error_code == "draining":
+        return draining()
+    return RequestFailed(delta.error or "The request could not be finished.")
 
 
 class _Merged:

@@ -223,7 +223,9 @@ class ScriptedEngine:
                     yield step
             if run.cut_by is not None:
                 yield tuple(
-                    Delta(index=i, finish_reason=run.cut_by, error="The request was cut.")
+                    Delta(
+                        index=i, finish_reason=run.cut_by, error="The request was cut.", error_code="draining"
+                    )
                     for i in range(run.request.params.n)
                 )
         finally:
@@ -247,7 +249,9 @@ class ScriptedEngine:
                     return
             if script.fail_after is not None and generated >= script.fail_after:
                 self._forget(run)
-                yield (Delta(index=0, finish_reason="error", error="the device is on fire"),)
+                yield (
+                    Delta(index=0, finish_reason="error", error="the device is on fire", error_code="failed"),
+                )
                 return
             deltas = [choice.step(script.tokens_per_step) for choice in live]
             generated += script.tokens_per_step
