@@ -2,6 +2,7 @@
 
 from .api import (
     Delta,
+    DeltaIterator,
     Engine,
     EngineStatus,
     FinishReason,
@@ -25,6 +26,7 @@ from .params import SamplingParams
 __all__ = [
     "ContextTooLong",
     "Delta",
+    "DeltaIterator",
     "Engine",
     "EngineDraining",
     "EngineError",

@@ -31,7 +31,7 @@ def check_request(request: GenerationRequest, model: ModelInfo) -> None:
         raise InvalidRequest("The prompt has no tokens; at least one is needed", "prompt")
     if min(prompt) < 0 or max(prompt) >= model.vocab_size:
         raise InvalidRequest(f"The prompt has a token id outside 0..{model.vocab_size - 1}", "prompt")
-    wanted = params.max_tokens or 0
+    wanted = max(params.max_tokens or 0, params.min_tokens)
     room = len(prompt) if params.max_tokens == 0 else len(prompt) + 1
     if room > model.max_model_len or len(prompt) + wanted > model.max_model_len:
         raise ContextTooLong(len(prompt), model.max_model_len, wanted)
@@ -114,7 +114,7 @@ def slot_sampling(
     return SlotSampling(
         temperature=params.temperature if params.temperature >= GREEDY_BELOW else 0.0,
         top_p=params.top_p,
-        top_k=max(params.top_k, 0),
+        top_k=min(max(params.top_k, 0), vocab),  # the device counts in 32 bits
         min_p=params.min_p,
         repetition=params.repetition_penalty,
         presence=params.presence_penalty,

@@ -114,6 +114,18 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated seconds until a request that arrives now would start."""
 
 
+class DeltaIterator(Protocol):
+    """A request's stream (see `Engine.submit`)."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[Delta, ...]]: ...
+
+    async def __anext__(self) -> tuple[Delta, ...]: ...
+
+    async def aclose(self) -> None:
+        """Stop reading; aborts the request if it has not ended. Idempotent."""
+        ...
+
+
 class Engine(Protocol):
     """An engine serves one model. All methods are called on the event loop's thread."""
 
@@ -124,7 +136,7 @@ class Engine(Protocol):
         """Load and begin to serve. Raises `ModelError`."""
         ...
 
-    def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
+    def submit(self, request: GenerationRequest) -> DeltaIterator:
         """Queue a request and return its stream: one item per engine step that added something (steps
         that pass while the reader is busy are merged). The stream ends after every choice has finished.
         Closing it early (`aclose`) aborts the request.

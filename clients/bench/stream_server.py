@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
-from ...engine import Delta, EngineStatus, GenerationRequest, ModelInfo, Usage
+from ...engine import Delta, DeltaIterator, EngineStatus, GenerationRequest, ModelInfo, Usage
 from ...engine.codec import Codec
 from ...engine.stream import DeltaStream
 from ...server.app import create_app
@@ -81,7 +80,7 @@ class TickingEngine:
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
-    def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
+    def submit(self, request: GenerationRequest) -> DeltaIterator:
         stream = DeltaStream(lambda: self.abort(request.id))
         self._runs[request.id] = _Run(request, stream)
         return stream

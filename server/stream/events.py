@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from ...engine import Delta, Engine, GenerationRequest, RequestFailed, Usage
+from ...engine import Delta, DeltaIterator, Engine, GenerationRequest, RequestFailed, Usage
 from ..errors import draining
 from ..metrics import Telemetry
 
@@ -41,7 +41,7 @@ class ResponseSteps:
         self._usages: list[Usage] = []
         self._ended = False
         self._failure: Exception | None = None
-        streams: list[AsyncIterator[Step]] = []
+        streams: list[DeltaIterator] = []
         try:
             for request in requests:
                 streams.append(engine.submit(request))
@@ -49,7 +49,7 @@ class ResponseSteps:
             for request in requests[: len(streams)]:
                 engine.abort(request.id)
             raise
-        self._source: _Merged | AsyncIterator[Step]
+        self._source: _Merged | DeltaIterator
         self._source = streams[0] if len(streams) == 1 else _Merged(streams, requests[0].params.n)
 
     @property
@@ -99,9 +99,7 @@ class ResponseSteps:
         self._ended = True
         for request in self._requests:
             self._engine.abort(request.id)
-        close = getattr(self._source, "aclose", None)
-        if close is not None:
-            await close()
+        await self._source.aclose()
 
     def _observe(self, step: Step) -> None:
         tokens = 0
@@ -133,7 +131,7 @@ def _as_failure(delta: Delta) -> Exception:
 class _Merged:
     """Several engine streams as one, with the steps that are ready together joined."""
 
-    def __init__(self, streams: Sequence[AsyncIterator[Step]], n: int) -> None:
+    def __init__(self, streams: Sequence[DeltaIterator], n: int) -> None:
         self._streams, self._n = streams, n
         self._pending: dict[asyncio.Task[Step], int] = {}
         self._is_started = False
@@ -165,14 +163,12 @@ class _Merged:
         await asyncio.gather(*self._pending, return_exceptions=True)
         self._pending.clear()
         for stream in self._streams:
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
+            await stream.aclose()
 
     def _await_next(self, row: int) -> None:
         task: asyncio.Task[Step] = asyncio.ensure_future(_next(self._streams[row]))
         self._pending[task] = row
 
 
-async def _next(stream: AsyncIterator[Step]) -> Step:
+async def _next(stream: DeltaIterator) -> Step:
     return await stream.__anext__()

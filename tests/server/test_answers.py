@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import IM_END, Script, ScriptedEngine, toy_codec
 
-from artesian.engine import Delta, GenerationRequest
+from artesian.engine import Delta, DeltaIterator, GenerationRequest
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -284,8 +284,8 @@ async def test_a_fault_after_the_first_byte_is_an_error_event_and_done(path: str
 
 async def test_text_that_came_in_the_same_step_as_a_failure_is_not_lost() -> None:
     class Merging(ScriptedEngine):
-        def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
-            async def one_step() -> AsyncIterator[tuple[Delta, ...]]:
+        def submit(self, request: GenerationRequest) -> DeltaIterator:
+            async def one_step() -> AsyncGenerator[tuple[Delta, ...], None]:
                 yield Delta(text="so far"), Delta(finish_reason="error", error="then it broke")
 
             return one_step()

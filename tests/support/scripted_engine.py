@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from artesian.engine import (
     ContextTooLong,
     Delta,
+    DeltaIterator,
     EngineDraining,
     EngineOverloaded,
     EngineStatus,
@@ -145,7 +146,7 @@ class ScriptedEngine:
         await asyncio.sleep(self.load_s)
         self.is_open = True
 
-    def submit(self, request: GenerationRequest) -> AsyncIterator[tuple[Delta, ...]]:
+    def submit(self, request: GenerationRequest) -> DeltaIterator:
         script = self.script if isinstance(self.script, Script) else self.script(request)
         if script.crash is not None:
             raise script.crash
@@ -212,7 +213,7 @@ class ScriptedEngine:
                 await asyncio.wait_for(run.cut.wait(), seconds)
         return run.cut_by is None
 
-    async def _stream(self, run: _Run) -> AsyncIterator[tuple[Delta, ...]]:
+    async def _stream(self, run: _Run) -> AsyncGenerator[tuple[Delta, ...], None]:
         slot = asyncio.ensure_future(self._slots.acquire())
         cut = asyncio.ensure_future(run.cut.wait())
         try:
@@ -234,7 +235,7 @@ class ScriptedEngine:
                 self._slots.release()
             self.abort(run.request.id)
 
-    async def _steps(self, run: _Run) -> AsyncIterator[tuple[Delta, ...]]:
+    async def _steps(self, run: _Run) -> AsyncGenerator[tuple[Delta, ...], None]:
         request, script = run.request, run.script
         if not await self._pause(run, script.prefill_s):
             return
