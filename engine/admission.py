@@ -18,6 +18,7 @@ from .tracking import Choice
 
 GREEDY_BELOW = 1e-5  # a temperature this small is meant as 0: exp((l - max) / T) would only overflow
 MAX_TOP_LOGPROBS = 20
+MIN_REPETITION = 1e-30  # divides logits: anything below would only overflow float32
 
 
 def check_request(request: GenerationRequest, model: ModelInfo) -> None:
@@ -116,7 +117,7 @@ def slot_sampling(
         top_p=params.top_p,
         top_k=min(max(params.top_k, 0), vocab),  # the device counts in 32 bits
         min_p=params.min_p,
-        repetition=params.repetition_penalty,
+        repetition=max(params.repetition_penalty, MIN_REPETITION),
         presence=params.presence_penalty,
         frequency=params.frequency_penalty,
         seed=seed,

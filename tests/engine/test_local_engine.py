@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from fake_engine import EOS, VOCAB, collect, fake_runtime, running_engine
 from fakes import FakeExecutor, expected_output
@@ -17,7 +18,9 @@ from artesian.engine import (
     InvalidRequest,
     SamplingParams,
 )
+from artesian.engine.admission import slot_sampling
 from artesian.engine.local import LocalEngine
+from artesian.kernels.sampling import is_finite, process_logits
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -256,6 +259,7 @@ async def test_no_tokens_wanted_ends_after_the_prompt() -> None:
         ([5], {"allowed_token_ids": ()}, "allowed_token_ids"),
         ([5], {"logprobs": 21}, "logprobs"),
         ([5], {"n": 0}, "n"),
+        ([5], {"min_tokens": 2**63}, "messages"),
     ],
 )
 async def test_impossible_request_is_refused_by_name(
@@ -267,6 +271,22 @@ async def test_impossible_request_is_refused_by_name(
             engine.submit(request)
         assert refusal.value.param == param
         await collect(engine, "b", [5, 6], max_tokens=1)
+
+
+@pytest.mark.parametrize("top_k", [VOCAB + 1, 2**31, 2**63])
+async def test_a_top_k_beyond_the_vocabulary_is_off(top_k: int) -> None:
+    prompt = prompt_of(14, 6)
+    async with running_engine() as engine:
+        limited = await collect(engine, "a", prompt, max_tokens=3, top_k=top_k)
+        free = await collect(engine, "b", prompt, max_tokens=3)
+    assert limited.tokens == free.tokens != {}
+
+
+def test_the_smallest_repetition_penalty_keeps_logits_finite() -> None:
+    params = SamplingParams(repetition_penalty=1e-320)
+    sampling = slot_sampling(params, 0, 1, frozenset(), VOCAB)
+    logits = process_logits(np.full(VOCAB, 1000.0, np.float32), sampling, np.array([5], np.int32))
+    assert is_finite(logits) and logits.argmax() == 5
 
 
 async def test_context_limit_is_told_with_true_numbers_and_its_last_token_is_usable() -> None:
