@@ -7,9 +7,9 @@ import deepseek_program
 import pytest
 from random_weights import random_weights
 from stepping import Segment, Session, open_session
+from tiny_programs import LLAMA
 
 from artesian.engine.models import llama
-from artesian.engine.models.config import ModelConfig, RopeConfig
 from artesian.engine.models.layers import Layer, decoder
 from artesian.engine.models.registry import build_program
 from artesian.kernels.backend import BackendError, check_ops, open_backend
@@ -17,21 +17,7 @@ from artesian.kernels.batch import SlotSampling
 from artesian.kernels.kv import KVKind
 from artesian.kernels.program import Buffer, Op, Program, Rows
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    layers=2,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=48,
-    vocab=64,
-    max_position=128,
-    norm_eps=1e-5,
-    activation="silu",
-    tied=False,
-    rope=RopeConfig(),
-)
+CONFIG = replace(LLAMA, hidden=32, heads=4, head_dim=8, ffn=48, vocab=64, tied=False)
 
 
 def rows_of(program: Program, op: Op) -> set[Rows]:

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from random_weights import f32_tensor, random_weights
 from stepping import Segment, Session, open_session
+from tiny_programs import GEMMA, LLAMA
 
 from artesian.engine.models.config import ModelConfig, RopeConfig
 from artesian.engine.models.registry import build_program
@@ -20,35 +21,17 @@ from artesian.kernels.quant import dequantize
 
 F32 = NDArray[np.float32]
 
-TINY = ModelConfig(
-    architecture="llama",
-    layers=2,
-    hidden=48,
-    heads=6,
-    kv_heads=2,
-    head_dim=16,
-    ffn=80,
-    vocab=96,
-    max_position=256,
-    norm_eps=1e-5,
-    activation="silu",
-    tied=True,
-    rope=RopeConfig(),
+SMOLLM = replace(  # its sizes, with few layers and words
+    LLAMA,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    ffn=1536,
+    vocab=997,
+    rope=RopeConfig(interleaved=True),
 )
-SMOLLM = replace(
-    TINY, hidden=576, heads=9, kv_heads=3, head_dim=64, ffn=1536, vocab=997, rope=RopeConfig(interleaved=True)
-)
-GEMMA = replace(
-    TINY,
-    architecture="gemma3",
-    layers=3,
-    activation="gelu_tanh",
-    window=24,
-    window_layers=(0, 2),
-    attention_softcap=5.0,
-    logits_softcap=3.0,
-)
-MODELS = {"tiny": TINY, "smollm": SMOLLM, "gemma": GEMMA}
+MODELS = {"tiny": LLAMA, "smollm": SMOLLM, "gemma": GEMMA}
 
 
 def session_of(config: ModelConfig, kv_dtype: KVDtype = "f16", *, threads: int = 1) -> Session:
@@ -60,7 +43,7 @@ def session_of(config: ModelConfig, kv_dtype: KVDtype = "f16", *, threads: int =
 
 
 def tokens(seed: int, count: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, TINY.vocab, count)]
+    return [int(token) for token in np.random.default_rng(seed).integers(0, LLAMA.vocab, count)]
 
 
 def logits_of(session: Session) -> F32:
@@ -192,7 +175,7 @@ def rounded(x: F32, dtype: KVDtype) -> F32:
 def test_quantised_weights_compute_as_their_dequantised_values() -> None:
     from gguf import GGMLQuantizationType, quantize
 
-    program = build_program(replace(TINY, hidden=64, ffn=96))
+    program = build_program(replace(LLAMA, hidden=64, ffn=96))
     exact = random_weights(program)
     packed = {
         name: Tensor("Q8_0", t.shape, quantize(dequantize(t), GGMLQuantizationType.Q8_0).reshape(-1))
@@ -213,7 +196,7 @@ def test_quantised_weights_compute_as_their_dequantised_values() -> None:
 
 
 def test_copied_block_continues_a_sequence_in_another_slot() -> None:
-    session = session_of(TINY)
+    session = session_of(LLAMA)
     prompt = tokens(1, 24)
     first = session.start(prompt)
     session.prefill(first)
@@ -242,7 +225,7 @@ def test_blocks_behind_the_window_may_be_taken_away() -> None:
 
 
 def test_garbage_in_a_reused_block_is_not_read() -> None:
-    session = session_of(TINY)
+    session = session_of(LLAMA)
     slot = session.start(tokens(3, 20))
     session.prefill(slot)
     want = logits_of(session)
@@ -254,8 +237,8 @@ def test_garbage_in_a_reused_block_is_not_read() -> None:
 
 
 def test_memory_is_counted_by_purpose() -> None:
-    session = session_of(TINY)
-    program = build_program(TINY)
+    session = session_of(LLAMA)
+    program = build_program(LLAMA)
     weights = sum(4 * math.prod(spec.shape) for spec in program.weights.values())
     kv = 17 * 12 * session.groups[0].block_bytes
     assert session.executor.memory_bytes() == {"weights": weights, "kv": kv, "buffers": 0}
@@ -334,7 +317,7 @@ def test_row_has_the_same_bits_wherever_a_prefix_hit_ended(session: Session, alo
 def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
     from artesian.kernels.batch import SlotSampling
 
-    session = session_of(TINY)
+    session = session_of(LLAMA)
     sampling = SlotSampling(temperature=1.3, top_p=0.95, presence=0.5, seed=9, prompt_len=20)
     alone = session.generate(session.start(tokens(4, 20), sampling), 12)
     slots = [session.start(tokens(4, 20), sampling), session.start(tokens(5, 31))]
@@ -354,7 +337,7 @@ def load(program: Program, weights: dict[str, Tensor], blocks: list[int]) -> Non
 
 
 def test_missing_weight_is_named() -> None:
-    program = build_program(TINY)
+    program = build_program(LLAMA)
     weights = random_weights(program)
     del weights["blk.1.ffn_up.weight"]
     with pytest.raises(BackendError, match=r"blk\.1\.ffn_up\.weight is missing"):
@@ -362,14 +345,14 @@ def test_missing_weight_is_named() -> None:
 
 
 def test_weight_of_another_shape_is_named() -> None:
-    program = build_program(TINY)
+    program = build_program(LLAMA)
     weights = random_weights(program) | {"output_norm.weight": f32_tensor(np.zeros(3))}
     with pytest.raises(BackendError, match=r"output_norm\.weight has shape \(3,\)"):
         load(program, weights, [4])
 
 
 def test_unknown_format_is_named() -> None:
-    program = build_program(TINY)
+    program = build_program(LLAMA)
     weights = random_weights(program)
     weights["output_norm.weight"] = replace(weights["output_norm.weight"], format="IQ1_S")
     with pytest.raises(BackendError, match=r"output_norm\.weight: format IQ1_S"):
@@ -377,15 +360,15 @@ def test_unknown_format_is_named() -> None:
 
 
 def test_packed_kv_and_wrong_group_count_are_refused() -> None:
-    program = build_program(TINY, kv_dtype="packed")
+    program = build_program(LLAMA, kv_dtype="packed")
     with pytest.raises(BackendError, match="packed"):
         load(program, random_weights(program), [4])
     with pytest.raises(BackendError, match="1 KV groups, got 2"):
-        load(build_program(TINY), random_weights(program), [4, 4])
+        load(build_program(LLAMA), random_weights(program), [4, 4])
 
 
 def test_step_beyond_the_limits_is_refused() -> None:
-    session = session_of(TINY)
+    session = session_of(LLAMA)
     slots = [session.start(tokens(i, 150)) for i in range(14)]
     with pytest.raises(ValueError, match="2100 rows"):
         session.step(*[Segment(slot, 150) for slot in slots])

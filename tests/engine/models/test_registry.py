@@ -3,27 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from tiny_programs import LLAMA
 
 from artesian.engine.errors import ModelError
-from artesian.engine.models.config import ModelConfig, RopeConfig
+from artesian.engine.models.config import RopeConfig
 from artesian.engine.models.registry import build_program
 from artesian.kernels.kv import KVKind
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    layers=4,
-    hidden=32,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=48,
-    vocab=64,
-    max_position=128,
-    norm_eps=1e-5,
-    activation="silu",
-    tied=False,
-    rope=RopeConfig(),
-)
+CONFIG = replace(LLAMA, layers=4, hidden=32, heads=4, head_dim=8, ffn=48, vocab=64, tied=False)
 
 
 def test_unknown_architecture_is_named() -> None:
