@@ -80,7 +80,12 @@ class Result:
 
 async def collect(engine: LocalEngine, request_id: str, prompt: Sequence[int], **params: object) -> Result:
     """Submit and read to the end."""
-    request = GenerationRequest(id=request_id, prompt=list(prompt), params=SamplingParams(**params))  # type: ignore[arg-type]
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return await read(engine, GenerationRequest(id=request_id, prompt=list(prompt), params=sampling))
+
+
+async def read(engine: LocalEngine, request: GenerationRequest) -> Result:
+    """Submit a request and read its stream to the end."""
     result = Result({}, {}, {}, None, [])
     async for deltas in engine.submit(request):
         for delta in deltas:
