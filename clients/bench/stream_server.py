@@ -25,28 +25,26 @@ TEXT = " well"
 
 
 class Ticks:
-    """Wakes whoever waits, once a step."""
+    """Wakes all who wait, once a step; while nobody waits nothing happens."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
         """Done at the next step."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_later(self._step_s, self._step)
+        future = loop.create_future()
         self._waiting.append(future)
         return future
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._step_s)
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+    def _step(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
 
 @dataclass(slots=True)
@@ -62,7 +60,6 @@ class TickingEngine:
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._runs: dict[str, _Run] = {}
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> ModelInfo:
@@ -77,10 +74,11 @@ class TickingEngine:
             eos_token_ids=(),
         )
 
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+    async def start(self) -> None: ...
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
+        if not self._runs:
+            asyncio.get_running_loop().call_later(self._step_s, self._step)
         stream = DeltaStream(lambda: self.abort(request.id))
         self._runs[request.id] = _Run(request, stream)
         return stream
@@ -94,26 +92,21 @@ class TickingEngine:
     async def drain(self, timeout_s: float) -> bool:
         return True
 
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    async def close(self) -> None: ...
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._step_s)
-            for run in list(self._runs.values()):
-                run.tokens += 1
-                last = run.tokens == run.request.params.max_tokens
-                usage = Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens)
-                delta = Delta(
-                    text=TEXT,
-                    token_ids=(1,),
-                    finish_reason="length" if last else None,
-                    usage=usage if last else None,
-                )
-                run.stream.put([delta], last=last)
-                if last:
-                    del self._runs[run.request.id]
+    def _step(self) -> None:
+        for run in list(self._runs.values()):
+            run.tokens += 1
+            last = run.tokens == run.request.params.max_tokens
+            usage = (
+                Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens) if last else None
+            )
+            delta = Delta(text=TEXT, token_ids=(1,), finish_reason="length" if last else None, usage=usage)
+            run.stream.put([delta], last=last)
+            if last:
+                del self._runs[run.request.id]
+        if self._runs:
+            asyncio.get_running_loop().call_later(self._step_s, self._step)
 
 
 def bare_app(chunks: list[bytes], ticks: Ticks) -> Any:
