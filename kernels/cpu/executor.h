@@ -96,6 +96,11 @@ struct logits_scan {
     int32_t has_nan;
 };
 
+struct weight_tail {
+    int64_t count;
+    uint64_t sum;
+};
+
 // The kernels of one instruction set.
 struct kernels {
     const char *name;
@@ -109,6 +114,8 @@ struct kernels {
     int (*rank)(const float *logits, int n, int token);
     int (*next_above)(const float *logits, int from, int n, float threshold);
     void (*draw_weights)(const float *logits, int n, float top, double temperature, uint64_t *weights);
+    struct weight_tail (*weigh_tail)(const uint64_t *weights, int n, uint64_t least);
+    void (*keep_down_to)(uint64_t *weights, int n, uint64_t least, int last);
 };
 
 extern const struct kernels kernels_portable, kernels_avx2;

@@ -43,4 +43,5 @@ static void linear_item(const struct executor *ex, const struct op *op, int item
         .name = ISA_NAME, .row = run_row, .linear = linear_item, .attention = attention_item,              \
         .attention_merge = attention_merge, .pack = pack_rows, .scan = scan_logits, .exp_sum = exp_sum,    \
         .rank = rank_logits, .next_above = next_above, .draw_weights = draw_weights,                       \
+        .weigh_tail = weigh_tail, .keep_down_to = keep_down_to,                                            \
     }

@@ -75,18 +75,47 @@ INLINE f64x4 exp4d(f64x4 x) {
     return p * (f64x4)power;
 }
 
-// floor(exp((l - top) / temperature) * 2^32), 0 where the exponent is below -32 ln 2.
-static void draw_weights(const float *logits, int n, float top, double temperature, uint64_t *weights) {
+// floor(exp((l - top) / temperature) * 2^32) of four logits, 0 where the exponent is below -32 ln 2.
+INLINE i64x4 draw_weights4(f32x4 logits, double top, double temperature) {
     const f64x4 least = set4d(-32 * 0.69314718055994530942), magic = set4d(4503599627370496.0);  // 2^52
-    for (int i = 0; i < n; i += 4) {
-        f64x4 l;
-        for (int lane = 0; lane < 4; lane++) l[lane] = i + lane < n ? (double)logits[i + lane] : -INFINITY;
-        f64x4 distance = (l - set4d((double)top)) / set4d(temperature);
-        i64x4 inside = distance >= least;
-        f64x4 weight = exp4d((f64x4)((i64x4)distance & inside)) * set4d(4294967296.0);
-        f64x4 whole = (weight + magic) - magic;
-        whole += (f64x4)((i64x4)set4d(-1.0) & (whole > weight));
-        i64x4 bits = ((i64x4)(whole + magic) - (i64x4)magic) & inside;
-        memcpy(weights + i, &bits, sizeof(uint64_t) * (size_t)min_int(4, n - i));
+    f64x4 distance = (__builtin_convertvector(logits, f64x4) - set4d(top)) / set4d(temperature);
+    i64x4 inside = distance >= least;
+    if (!any4d(inside)) return inside;
+    f64x4 weight = exp4d((f64x4)((i64x4)distance & inside)) * set4d(4294967296.0);
+    f64x4 whole = (weight + magic) - magic;
+    whole += (f64x4)((i64x4)set4d(-1.0) & (whole > weight));
+    return ((i64x4)(whole + magic) - (i64x4)magic) & inside;
+}
+
+static void draw_weights(const float *logits, int n, float top, double temperature, uint64_t *weights) {
+    f32x4 four = {0};
+    i64x4 drawn;
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+        memcpy(&four, logits + i, sizeof four);
+        drawn = draw_weights4(four, (double)top, temperature);
+        memcpy(weights + i, &drawn, sizeof drawn);
+    }
+    memcpy(&four, logits + i, (size_t)(n - i) * sizeof *logits);
+    drawn = draw_weights4(four, (double)top, temperature);
+    memcpy(weights + i, &drawn, (size_t)(n - i) * sizeof *weights);
+}
+
+// Count and sum of the weights >= least.
+static struct weight_tail weigh_tail(const uint64_t *weights, int n, uint64_t least) {
+    int64_t count = 0, sum = 0;
+    for (int i = 0; i < n; i++) {
+        int64_t weight = (int64_t)weights[i], inside = weight >= (int64_t)least;
+        count += inside;
+        sum += inside ? weight : 0;
+    }
+    return (struct weight_tail){count, (uint64_t)sum};
+}
+
+// Zero what comes after (least, last) in the order (weight descending, id ascending).
+static void keep_down_to(uint64_t *weights, int n, uint64_t least, int last) {
+    for (int i = 0; i < n; i++) {
+        int64_t weight = (int64_t)weights[i];
+        weights[i] = weight > (int64_t)least || (weight == (int64_t)least && i <= last) ? (uint64_t)weight : 0;
     }
 }

@@ -5,6 +5,7 @@
 
 #include "executor.h"
 
+#define WEIGHT_ONE ((uint64_t)1 << 32)
 #define PROMPT_ONLY (1 << 30)  // flag beside the output count of a token
 
 // Philox4x32-10 with counter (position, 0, 0, 0) and key = seed; the first two words.
@@ -72,15 +73,6 @@ static const float *shape_logits(const struct executor *ex, const float *raw, co
 // Weights are at most 2^32 and ids below 2^31: one integer that sorts by (weight, then lower id first).
 static inline uint64_t sort_key(uint64_t weight, int id) { return weight << 31 | (uint32_t)(0x7FFFFFFF - id); }
 
-static int gather_keys(const uint64_t *weights, int vocab, uint64_t *keys) {
-    int count = 0;
-    for (int id = 0; id < vocab; id++) {
-        keys[count] = sort_key(weights[id], id);
-        count += weights[id] != 0;
-    }
-    return count;
-}
-
 // The key that ends the shortest descending prefix whose measure reaches `need`: the measure of a key is one,
 // or its weight. Radix descent, eleven bits a pass over the keys that still matter. Destroys `keys`.
 static uint64_t cut_key(uint64_t *keys, int count, uint64_t need, int by_weight) {
@@ -100,35 +92,41 @@ static uint64_t cut_key(uint64_t *keys, int count, uint64_t need, int by_weight)
     return keys[0];
 }
 
-static void drop_below(uint64_t *weights, int vocab, uint64_t cut) {
-    for (int id = 0; id < vocab; id++)
-        if (sort_key(weights[id], id) < cut) weights[id] = 0;
+// Keep the shortest prefix, in the order of the keys, whose measure reaches `need`; there is one. Most of the
+// vocabulary is below every cut: only weights above the first power of 2^-6 that reaches it are looked at.
+static void keep_prefix(const struct executor *ex, struct scratch *scratch, uint64_t need, int by_weight) {
+    int vocab = ex->plan.vocab, count = 0;
+    uint64_t least = WEIGHT_ONE >> 6;
+    for (;; least = least >> 6 ? least >> 6 : 1) {
+        struct weight_tail tail = ex->kernels->weigh_tail(scratch->draws, vocab, least);
+        if (least == 1 || (by_weight ? tail.sum : (uint64_t)tail.count) >= need) break;
+    }
+    for (int id = 0; id < vocab; id++) {
+        scratch->keys[count] = sort_key(scratch->draws[id], id);
+        count += scratch->draws[id] >= least;
+    }
+    uint64_t cut = cut_key(scratch->keys, count, need, by_weight);
+    ex->kernels->keep_down_to(scratch->draws, vocab, cut >> 31, 0x7FFFFFFF - (int)(cut & 0x7FFFFFFF));
 }
 
 // Steps 4 to 8.
 static int draw_token(const struct executor *ex, const float *logits, float top, const struct sampling *s, int position,
                       struct scratch *scratch) {
     int vocab = ex->plan.vocab;
-    uint64_t *weights = scratch->draws, total = 0;
+    uint64_t *weights = scratch->draws, sum = 0;
     ex->kernels->draw_weights(logits, vocab, top, s->temperature, weights);
-    if (s->min_p > 0) {
-        uint64_t least = (uint64_t)ceil(s->min_p * 4294967296.0);
-        for (int id = 0; id < vocab; id++)
-            if (weights[id] < least) weights[id] = 0;
+    if (s->min_p > 0) ex->kernels->keep_down_to(weights, vocab, (uint64_t)ceil(s->min_p * (double)WEIGHT_ONE), vocab);
+    struct weight_tail all = ex->kernels->weigh_tail(weights, vocab, 1);
+    if (s->top_k > 0 && s->top_k < all.count) {
+        keep_prefix(ex, scratch, (uint64_t)s->top_k, 0);
+        all = ex->kernels->weigh_tail(weights, vocab, 1);
     }
-    if (s->top_k > 0) {
-        int count = gather_keys(weights, vocab, scratch->keys);
-        if (s->top_k < count) drop_below(weights, vocab, cut_key(scratch->keys, count, (uint64_t)s->top_k, 0));
+    if (s->top_p < 1.0 && all.count > 0) {
+        uint64_t need = s->top_p > 0 ? (uint64_t)ceil(s->top_p * (double)all.sum) : 1;
+        keep_prefix(ex, scratch, need, 1);
+        all = ex->kernels->weigh_tail(weights, vocab, 1);
     }
-    for (int id = 0; id < vocab; id++) total += weights[id];
-    if (s->top_p < 1.0) {
-        int count = gather_keys(weights, vocab, scratch->keys);
-        uint64_t need = s->top_p > 0 ? (uint64_t)ceil(s->top_p * (double)total) : 1;
-        if (count > 0) drop_below(weights, vocab, cut_key(scratch->keys, count, need, 1));
-        total = 0;
-        for (int id = 0; id < vocab; id++) total += weights[id];
-    }
-    uint64_t target = (uint64_t)((unsigned __int128)random_bits(s->seed, (uint32_t)position) * total >> 64), sum = 0;
+    uint64_t target = (uint64_t)((unsigned __int128)random_bits(s->seed, (uint32_t)position) * all.sum >> 64);
     for (int id = 0; id < vocab; id++) {
         sum += weights[id];
         if (sum > target) return id;

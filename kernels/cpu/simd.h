@@ -16,6 +16,7 @@ typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef double f64x4 __attribute__((vector_size(32)));
 typedef int64_t i64x4 __attribute__((vector_size(32)));
 
@@ -41,6 +42,7 @@ INLINE f64x4 fma4d(f64x4 a, f64x4 b, f64x4 c) { return (f64x4)_mm256_fmadd_pd((_
 INLINE f32x8 max8(f32x8 a, f32x8 b) { return (f32x8)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE f32x8 min8(f32x8 a, f32x8 b) { return (f32x8)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE int any8(i32x8 mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
+INLINE int any4d(i64x4 mask) { return _mm256_movemask_pd((__m256d)mask) != 0; }
 INLINE f32x8 load_half8(const uint16_t *p) { return (f32x8)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void store_half8(uint16_t *p, f32x8 v) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
@@ -56,6 +58,7 @@ INLINE int any8(i32x8 mask) {
     for (int i = 0; i < 8; i++) some |= mask[i];
     return some != 0;
 }
+INLINE int any4d(i64x4 mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
 INLINE float half_to_float(uint16_t h) {
     uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023, sign = (uint32_t)(h & 0x8000) << 16;
     float value;
