@@ -37,6 +37,8 @@ class DrainingServer(uvicorn.Server):
         self._serving = asyncio.current_task()
         try:
             await super().serve(sockets)
+            if self.force_exit:  # uvicorn leaves the lifespan to be cancelled, and logs a traceback
+                await self.lifespan.shutdown()
         except asyncio.CancelledError:
             logger.info("stopped before the model was loaded")
 

@@ -64,7 +64,9 @@ def configure(
 
 
 def _served_name(model: str) -> str:
-    """The name a user chose by naming the model; empty for a path, whose file tells."""
+    """The name a user chose by naming the model: as it is in the catalogue or hub, or the file's or folder's."""
     if hub := HUB_SOURCE.fullmatch(model):
         return hub["repo"]
-    return model if any(model == known.name for known in CATALOGUE) else ""
+    if any(model == known.name for known in CATALOGUE):
+        return model
+    return Path(model).absolute().name.removesuffix(".gguf")
