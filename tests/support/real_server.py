@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -34,10 +33,13 @@ class RealServer:
     """What it wrote to stderr."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the gauges and counters of `artesian_`, by name without their labels."""
+        """Return the gauges and counters of `artesian_` by name, summed over their labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
         found = re.findall(r"^(artesian_\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)
-        return {name: float(value) for name, value in found}
+        sums: dict[str, float] = {}
+        for name, value in found:
+            sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
 
     def assert_idle(self, within_s: float = IDLE_TIMEOUT_S) -> float:
         """Wait until nothing runs, nothing waits and every block is free; return how long that took."""
@@ -90,8 +92,3 @@ def _announced(process: subprocess.Popen[bytes], said: Path, log: Path) -> str:
         assert time.monotonic() < deadline, f"the server does not start: {log.read_text()}"
         time.sleep(0.05)
     return line[1]
-
-
-def client_for(server: RealServer, verify: ssl.SSLContext | bool = True) -> httpx.Client:
-    """A client that waits long enough for a busy machine."""
-    return httpx.Client(base_url=server.url, timeout=60, verify=verify)

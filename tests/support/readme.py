@@ -1,0 +1,31 @@
+"""The code that README.md shows, so that it can be run as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+SHOWN_URL = "http://127.0.0.1:8000"
+
+
+def code_block(language: str, url: str) -> str:
+    """Return the one block of this language, with the server's real address."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1 and SHOWN_URL in blocks[0], f"README.md should show one {language} block"
+    return blocks[0].replace(SHOWN_URL, url)
+
+
+def curl_session(url: str) -> tuple[list[str], str]:
+    """Return the curl command's words, with the server's real address, and the answer that is shown."""
+    found = re.search(r"^```\n\$ (curl .*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert found and SHOWN_URL in found[1], "README.md should show a curl command"
+    lines = found[1].splitlines()
+    for count in range(1, len(lines)):
+        try:
+            words = shlex.split("\n".join(lines[:count]).replace(SHOWN_URL, url))
+        except ValueError:
+            continue  # a quote is still open
+        return words, "".join(lines[count:])
+    raise AssertionError("the curl command does not end")
