@@ -6,13 +6,9 @@ The fields are flat and of plain types: command-line flags and the TOML file are
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 
 class ConfigError(ValueError):
@@ -98,21 +94,6 @@ class ServerConfig:
         if any(not key for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key]))):
             raise ConfigError("an empty string is not a key")
 
-    @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> ServerConfig:
-        """Build from a table such as the `[server]` of a TOML file; the types must be the fields' own.
-
-        Raises:
-            ConfigError: an unknown key (all are named), a value of the wrong type or out of range.
-        """
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(settings) - known):
-            raise ConfigError(f"unknown server settings: {', '.join(unknown)}")
-        try:
-            return msgspec.convert(dict(settings), cls)
-        except msgspec.ValidationError as err:
-            raise ConfigError(f"server settings: {err}") from err
-
 
 def with_secrets(config: ServerConfig, environ: Mapping[str, str] = os.environ) -> ServerConfig:
     """Add the keys of the environment and of `api_key_file`.
@@ -135,21 +116,6 @@ def with_secrets(config: ServerConfig, environ: Mapping[str, str] = os.environ) 
         keys += found
     admin_key = config.admin_key or environ.get("ARTESIAN_ADMIN_KEY") or None
     return replace(config, api_keys=tuple(dict.fromkeys(keys)), admin_key=admin_key)
-
-
-def read_table(path: Path, table: str) -> dict[str, Any]:
-    """Return one table of a TOML file, empty when the file has none of that name.
-
-    Raises:
-        ConfigError: the file cannot be read or is not TOML.
-    """
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8")).get(table, {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(f"{path}: {err}") from err
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: [{table}] is not a table")
-    return found
 
 
 def _names(text: str, separator: str) -> list[str]:

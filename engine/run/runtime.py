@@ -144,10 +144,10 @@ def _load(
             check_ops(program, backend)
             executor = backend.load(program, model.tensors, tables, kv_blocks, limits, threads)
         except BackendError as err:
-            refusals.append(f"{name}: {err}")
+            refusals.append(str(err))
             continue
         for refusal in refusals:
-            logger.warning("backend %s", refusal)
+            logger.warning("%s", refusal)
         return executor, name
     raise ModelError(f"{model.root}: no backend can run this model. " + "; ".join(refusals))
 

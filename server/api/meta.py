@@ -17,10 +17,10 @@ from ...engine.codec import Codec
 from ..errors import BadRequest, Unavailable
 from ..metrics import MetricsCollector
 from ..service import Service
-from .body import ignored_header, read_body, typed
+from .body import ignored_header
 from .openai_chat import MessageFields, to_conversation
 from .respond import off_loop
-from .sampling import TokenIds, ignored_fields, token_ids
+from .sampling import TokenIds, read_fields, token_ids
 from .types import encode
 
 
@@ -105,10 +105,8 @@ class MetaApi:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         service = self._service
-        body = await read_body(request, service.config.max_body_bytes)
-        fields = typed(body.fields, TokenizeRequest)
+        fields, ignored, size_bytes = await read_fields(request, TokenizeRequest, service.config)
         service.model_name(fields.model)
-        ignored = ignored_fields(body.fields, fields, strict=service.config.strict_fields)
 
         def work() -> bytes:
             tokens = encode_fields(service.codec, fields)
@@ -116,19 +114,17 @@ class MetaApi:
             limit = service.engine.model.max_model_len
             return encode(TokenizeAnswer(len(tokens), limit, tokens, strings))
 
-        answer = await off_loop(service, body.size_bytes, work)
+        answer = await off_loop(service, size_bytes, work)
         return Response(answer, media_type="application/json", headers=ignored_header(ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
         service = self._service
-        body = await read_body(request, service.config.max_body_bytes)
-        fields = typed(body.fields, DetokenizeRequest)
+        fields, ignored, size_bytes = await read_fields(request, DetokenizeRequest, service.config)
         service.model_name(fields.model)
-        ignored = ignored_fields(body.fields, fields, strict=service.config.strict_fields)
         ids = token_ids(fields.tokens, service.engine.model.vocab_size, "tokens")
         answer = await off_loop(
-            service, body.size_bytes, lambda: encode({"prompt": service.codec.detokenize(ids)})
+            service, size_bytes, lambda: encode({"prompt": service.codec.detokenize(ids)})
         )
         return Response(answer, media_type="application/json", headers=ignored_header(ignored))
 

@@ -11,15 +11,15 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import Delta, GenerationRequest, PositionLogprobs
+from ...engine import ContextTooLong, Delta, GenerationRequest, PositionLogprobs
 from ...engine.codec import Codec, Conversation, Message, TextPart, ToolCall
 from ..errors import BadRequest
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
-from .body import ignored_header, read_body, typed
+from .body import ignored_header
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
-from .sampling import MAX_LOGPROBS, SamplingFields, check_names, ignored_fields, to_params
+from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params
 from .types import (
     ChatLogprobs,
     ContentLogprob,
@@ -342,10 +342,7 @@ class ChatApi:
         """POST /v1/chat/completions."""
         service = self._service
         config = service.config
-        body = await read_body(request, config.max_body_bytes)
-        check_names(body.fields)
-        fields = typed(body.fields, ChatRequest)
-        ignored = ignored_fields(body.fields, fields, strict=config.strict_fields)
+        fields, ignored, size_bytes = await read_fields(request, ChatRequest, config)
         model = service.model_name(fields.model)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise _invalid("top_logprobs", "top_logprobs needs logprobs=true")
@@ -363,7 +360,7 @@ class ChatApi:
         )
         generation = GenerationRequest(
             id=f"chatcmpl-{token_hex(16)}",
-            prompt=await off_loop(service, body.size_bytes, lambda: encode_chat(service.codec, fields)),
+            prompt=await off_loop(service, size_bytes, lambda: encode_chat(service, fields)),
             params=params,
             priority=fields.priority or 0,
             salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
@@ -377,17 +374,22 @@ class ChatApi:
         return await whole_response(request, steps, ChatBody(answer, steps), headers)
 
 
-def encode_chat(codec: Codec, fields: ChatRequest) -> list[int]:
+def encode_chat(service: Service, fields: ChatRequest) -> list[int]:
     """Return the prompt's tokens.
 
     Raises:
         BadRequest, InvalidRequest: the messages or the template's own complaint.
+        ContextTooLong: found before all was read.
     """
+    limit = service.engine.model.max_model_len
+    if len(fields.messages) > limit:  # a template writes at least a token for each
+        raise ContextTooLong(len(fields.messages), limit, is_least=True)
     continues = bool(fields.continue_final_message)
     generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
-    return codec.encode_chat(
+    return service.codec.encode_chat(
         to_conversation(fields.messages),
         add_generation_prompt=generates,
         continue_final_message=continues,
         kwargs=fields.chat_template_kwargs,
+        limit=limit,
     )

@@ -11,16 +11,16 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import ContextTooLong, Delta, GenerationRequest, PositionLogprobs
+from ...engine import ContextTooLong, Delta, GenerationRequest, ModelInfo, PositionLogprobs
 from ...engine.codec import Codec
 from ..errors import BadRequest
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
-from .body import ignored_header, read_body, typed
+from .body import ignored_header
 from .legacy_logprobs import GeneratedOffsets, LegacyLogprobs, prompt_part
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
-from .sampling import MAX_LOGPROBS, SamplingFields, check_names, ignored_fields, to_params, token_ids
+from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params, token_ids
 from .types import PromptLogprobs, UsageBody, encode, prompt_logprobs_body, usage_body
 
 DEFAULT_MAX_TOKENS = 16
@@ -46,12 +46,14 @@ class Prompt(NamedTuple):
     text: str
 
 
-def to_prompts(fields: CompletionRequest, codec: Codec, vocab_size: int, limit: int) -> list[Prompt]:
+def to_prompts(fields: CompletionRequest, codec: Codec, model: ModelInfo, limit: int) -> list[Prompt]:
     """Return the prompts of a request, whichever of the four forms they have.
 
     Raises:
         BadRequest: an empty prompt, mixed forms, too many, a token out of the vocabulary.
+        ContextTooLong: the first prompt that is; the ones behind it are not read.
     """
+    max_model_len = model.max_model_len
     given = fields.prompt
     rows: list[str | list[int]]
     if isinstance(given, str):
@@ -73,13 +75,16 @@ def to_prompts(fields: CompletionRequest, codec: Codec, vocab_size: int, limit: 
         name = "prompt" if len(rows) == 1 else f"prompt[{i}]"
         prompt: Prompt
         if isinstance(row, str):
-            ids = codec.encode_prompt(row, add_special=fields.add_special_tokens is not False)
+            add_special = fields.add_special_tokens is not False
+            ids = codec.encode_prompt(row, add_special=add_special, limit=max_model_len)
             prompt = Prompt(ids, row)
         else:
-            ids = list(token_ids(row, vocab_size, name))
+            ids = list(token_ids(row, model.vocab_size, name))
             prompt = Prompt(ids, codec.detokenize(ids) if fields.echo else "")
         if not prompt.token_ids:
             raise _invalid(name, f"{name} is empty: there is no token to continue from")
+        if len(prompt.token_ids) > max_model_len:
+            raise ContextTooLong(len(prompt.token_ids), max_model_len)
         prompts.append(prompt)
     return prompts
 
@@ -262,10 +267,7 @@ class CompletionApi:
         """POST /v1/completions."""
         service = self._service
         config, vocab_size = service.config, service.engine.model.vocab_size
-        body = await read_body(request, config.max_body_bytes)
-        check_names(body.fields)
-        fields = typed(body.fields, CompletionRequest)
-        ignored = ignored_fields(body.fields, fields, strict=config.strict_fields)
+        fields, ignored, size_bytes = await read_fields(request, CompletionRequest, config)
         model = service.model_name(fields.model)
         n = fields.n or 1
         max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
@@ -289,8 +291,8 @@ class CompletionApi:
         )
         prompts = await off_loop(
             service,
-            body.size_bytes,
-            lambda: to_prompts(fields, service.codec, vocab_size, config.max_prompts),
+            size_bytes,
+            lambda: to_prompts(fields, service.codec, service.engine.model, config.max_prompts),
         )
         answer_id = f"cmpl-{token_hex(16)}"
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)

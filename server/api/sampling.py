@@ -7,20 +7,27 @@ be honoured is refused by name, what only steers is named back as ignored, label
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from starlette.requests import Request
 
 from ...engine import SamplingParams
 from ..config import ServerConfig
 from ..errors import BadRequest
-from .body import unknown_fields
+from .body import gc_paused, parse_object, read_body, typed, unknown_fields
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_LOGPROBS = 20
 """OpenAI's bound for chat; more would make a token's event larger than a network packet."""
 MAX_STOP_CHARS = 4096
 """Longer than any sentence to stop at; a longer one is a mistake."""
+MAX_IGNORED_NAMES = 32
+"""Names of ignored fields that are given back; they travel in a header and in the answer."""
+MAX_NAME_CHARS = 64
+"""Longer than any field's name that someone meant."""
 GREEDY_BELOW = 1e-5
 """A temperature this close to 0 only divides by nearly nothing: it is taken as 0 (as vLLM does)."""
 
@@ -112,6 +119,22 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
 
+async def read_fields(request: Request, form: type[S], config: ServerConfig) -> tuple[S, list[str], int]:
+    """Read a request's body into its form; also the names of the fields that had no effect, and its bytes.
+
+    Raises:
+        Refused, BadRequest, ClientDisconnect: see `read_body`, `parse_object`, `check_names` and `typed`.
+    """
+    data = await read_body(request, config.max_body_bytes)
+    with gc_paused():
+        raw = parse_object(data)
+        check_names(raw)
+        fields = typed(raw, form)
+        ignored = ignored_fields(raw, fields, strict=config.strict_fields)
+        del raw  # within the pause, and not kept while the answer is made
+    return fields, ignored, len(data)
+
+
 def check_names(fields: Mapping[str, Any]) -> None:
     """Refuse fields that cannot be honoured.
 
@@ -127,7 +150,7 @@ def check_names(fields: Mapping[str, Any]) -> None:
 
 
 def ignored_fields(fields: dict[str, Any], known: msgspec.Struct, *, strict: bool) -> list[str]:
-    """Return the names of the fields that had no effect and might have been meant to.
+    """Return the names of the first fields that had no effect and might have been meant to.
 
     Raises:
         BadRequest: `strict`, and there is a field that no one knows.
@@ -137,11 +160,11 @@ def ignored_fields(fields: dict[str, Any], known: msgspec.Struct, *, strict: boo
     ]
     if strict and (strange := [name for name in unknown if name not in WITHOUT_EFFECT]):
         raise BadRequest(
-            f"Unknown fields: {', '.join(name[:64] for name in strange[:8])}.",
+            f"Unknown fields: {', '.join(name[:MAX_NAME_CHARS] for name in strange[:8])}.",
             code="unknown_parameter",
-            param=strange[0][:64],
+            param=strange[0][:MAX_NAME_CHARS],
         )
-    return unknown
+    return [name[:MAX_NAME_CHARS] for name in unknown[:MAX_IGNORED_NAMES]]
 
 
 def to_params(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from scripted_engine import ScriptedEngine, toy_codec
 from starlette.applications import Starlette
 
@@ -101,7 +102,7 @@ def _main(spec: dict[str, Any]) -> None:
     from artesian.server.serve import serve
 
     engine = ScriptedEngine(toy_codec(), Script(**spec["script"]), **spec["engine"])
-    config = ServerConfig.from_mapping(spec["config"])
+    config = msgspec.convert(spec["config"], ServerConfig)
     serve(create_app(engine, engine.codec, config), config)
 
 
