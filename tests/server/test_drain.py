@@ -137,6 +137,7 @@ def test_a_unix_socket_serves(tmp_path: Path) -> None:
 async def test_health_stays_quick_while_a_long_prompt_is_split() -> None:
     with server_process(script={"text": "ok"}) as (_, url):
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            started = time.monotonic()
             long = asyncio.create_task(client.post("/v1/completions", json={"prompt": "word " * 200_000}))
             waits: list[float] = []
             while not long.done():
@@ -144,6 +145,7 @@ async def test_health_stays_quick_while_a_long_prompt_is_split() -> None:
                 await client.get("/health")
                 waits.append(time.monotonic() - began)
                 await asyncio.sleep(0.02)
+            took = time.monotonic() - started
             assert (await long).json()["error"]["code"] == "context_length_exceeded"
     assert len(waits) > 3
-    assert sorted(waits)[len(waits) * 9 // 10] < 0.2
+    assert max(waits) < took / 2, "the loop stood still while the prompt was split"
