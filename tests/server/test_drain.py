@@ -137,11 +137,11 @@ def test_a_unix_socket_serves(tmp_path: Path) -> None:
 async def test_health_answers_while_a_long_prompt_is_split() -> None:
     with server_process(script={"text": "ok"}) as (_, url):
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            long = asyncio.create_task(client.post("/v1/completions", json={"prompt": "word " * 400_000}))
+            long = asyncio.create_task(client.post("/tokenize", json={"prompt": "word " * 400_000}))
             answers = 0
             while not long.done():
                 await client.get("/health")
                 answers += 1
                 await asyncio.sleep(0.02)
-            assert (await long).json()["error"]["code"] == "context_length_exceeded"
+            assert (await long).json()["count"] >= 400_000
     assert answers > 3, "the loop stood still while the prompt was split"
