@@ -35,6 +35,8 @@ class Streamed:
     finish_reason: str
     tokens: int
     """The server's count if it tells it, else `max_tokens` if it was reached, else one per event."""
+    writes: int
+    """HTTP chunks of the body: how often the server wrote."""
 
     @property
     def ttft_s(self) -> float:
@@ -111,7 +113,7 @@ class Target:
         if exchange.status != 200:
             answer = b"".join(data for _, data in exchange.pieces)[:300].decode(errors="replace")
             raise LoadError(f"{self.name} answered {exchange.status}: {answer}")
-        return read_stream(sent, exchange.pieces, max_tokens)
+        return read_stream(sent, exchange.pieces, max_tokens, exchange.writes)
 
     async def streams(self, prompts: Sequence[str], max_tokens: int) -> tuple[list[Streamed], float]:
         """Stream all at once; return the answers, and the seconds until the last of them had ended."""
@@ -120,7 +122,9 @@ class Target:
         return answers, max(answer.arrivals[-1] for answer in answers) - started
 
 
-def read_stream(sent: float, pieces: Sequence[tuple[float, bytes]], max_tokens: int) -> Streamed:
+def read_stream(
+    sent: float, pieces: Sequence[tuple[float, bytes]], max_tokens: int, writes: int = 0
+) -> Streamed:
     """Read the pieces of a body, each with its time of arrival, as completion events.
 
     Raises:
@@ -148,7 +152,7 @@ def read_stream(sent: float, pieces: Sequence[tuple[float, bytes]], max_tokens: 
     if not arrivals:
         raise LoadError("the stream ended without any text")
     tokens = counted or (max_tokens if finish_reason == "length" else len(arrivals))
-    return Streamed(sent, arrivals, "".join(texts), finish_reason, tokens)
+    return Streamed(sent, arrivals, "".join(texts), finish_reason, tokens, writes)
 
 
 class _Exchange(asyncio.Protocol):
@@ -157,7 +161,7 @@ class _Exchange(asyncio.Protocol):
     def __init__(self) -> None:
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.pieces: list[tuple[float, bytes]] = []
-        self.status = 0
+        self.status = self.writes = 0
         self._parser = httptools.HttpResponseParser(self)
         self._now = 0.0
 
@@ -167,6 +171,9 @@ class _Exchange(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+
+    def on_chunk_header(self) -> None:
+        self.writes += 1
 
     def on_body(self, body: bytes) -> None:
         self.pieces.append((self._now, body))
