@@ -18,3 +18,7 @@ class CacheConfig:
     """Keep the blocks of finished prompts for prompts that begin alike."""
     block_tokens: int = 64
     """Tokens per block: the unit of sharing and of eviction."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ValueError(f"block_tokens={self.block_tokens} must be at least 1")

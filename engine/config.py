@@ -11,7 +11,7 @@ from ..cache.config import CacheConfig
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What to serve and within which bounds."""
+    """What to serve and within which bounds. A value that cannot mean anything is a ValueError."""
 
     model: Path
     """A GGUF file or a Hugging Face folder (a name is resolved to a path before this point)."""
@@ -41,3 +41,12 @@ class EngineConfig:
     seed: int | None = None
     """Seed of requests that bring none; None = random per request."""
     cache: CacheConfig = CacheConfig()
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs={self.max_num_seqs} must be at least 1")
+        if not self.step_budget_ms > 0:
+            raise ValueError(f"step_budget_ms={self.step_budget_ms} must be more than 0")
+        for name in ("max_model_len", "max_num_queued_reqs", "max_num_queued_tokens", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")

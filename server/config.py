@@ -75,6 +75,8 @@ class ServerConfig:
     """Also publish the popular metrics under their `vllm:` names, for existing dashboards."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} must be between 0 and 65535")
         for name in ("header_timeout_s", "body_timeout_s", "send_timeout_s", "idle_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0 seconds")
