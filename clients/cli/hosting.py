@@ -54,7 +54,7 @@ def hosted(server: ServerConfig, engine: EngineConfig) -> Iterator[Hosted]:
     """Load the engine and listen; connections wait in the backlog until `run`.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address or the certificates cannot be used.
         ModelError: the model cannot be served as configured.
     """
     with _bound(server) as bound:
@@ -65,7 +65,11 @@ def hosted(server: ServerConfig, engine: EngineConfig) -> Iterator[Hosted]:
         local = LocalEngine.load(engine)
         app = create_app(local, local.codec, server)
         running = build_server(app, server)
-        running.config.load()  # reads the certificates
+        try:
+            running.config.load()  # reads the certificates
+        except OSError as err:
+            where = f"ssl_certfile={server.ssl_certfile}, ssl_keyfile={server.ssl_keyfile}"
+            raise ConfigError(f"{where}: {err.strerror or err}") from err
         bound.listen(BACKLOG)
         yield Hosted(app, running, bound)
 
