@@ -25,14 +25,23 @@ class InvalidRequest(EngineError):
 
 
 class ContextTooLong(InvalidRequest):
-    """The prompt leaves no room in the context."""
+    """The prompt leaves no room in the context. With `is_least` it has `prompt_tokens` or more: a text that
+    is far too long is not counted to its end."""
 
-    def __init__(self, prompt_tokens: int, limit: int, wanted: int = 0) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        limit: int,
+        wanted: int = 0,
+        *,
+        param: str = "messages",
+        is_least: bool = False,
+    ) -> None:
         asked = f" and {wanted} tokens of output were asked for" if wanted else ""
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, the prompt has "
-            f"{prompt_tokens} tokens{asked}. Please shorten it.",
-            "messages",
+            f"{'at least ' * is_least}{prompt_tokens} tokens{asked}. Please shorten it.",
+            param,
         )
         self.prompt_tokens, self.limit, self.wanted = prompt_tokens, limit, wanted
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from ..errors import InvalidRequest
+from ..errors import ContextTooLong, InvalidRequest
 from .conversation import Conversation
 from .template import CHATML, ChatTemplate
 from .tokenizer import Tokenizer
@@ -89,12 +89,14 @@ class Codec:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        limit: int | None = None,
     ) -> list[int]:
         """The prompt's ids: one BOS if the vocabulary asks for it, whether or not the template writes it;
         never an EOS that the template did not write.
 
         Raises:
             InvalidRequest: as `render_chat`.
+            ContextTooLong: as `encode_prompt`.
         """
         text = self.render_chat(
             conversation,
@@ -103,20 +105,27 @@ class Codec:
             kwargs=kwargs,
         )
         require_unicode(text, "messages")  # a tool's schema is the one text not checked before
+        self._check_length(text, limit, "messages")
         return self.tokenizer.with_bos(self.tokenizer.encode(text, add_special=False))
 
-    def encode_prompt(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode_prompt(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
         """The ids of a plain prompt.
 
         Raises:
             InvalidRequest: a lone surrogate in the text.
+            ContextTooLong: the text has far more tokens than `limit`; found without encoding all of it.
         """
         require_unicode(text, "prompt")
+        self._check_length(text, limit, "prompt")
         return self.tokenizer.encode(text, add_special=add_special)
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of ids, the inverse of `encode_prompt` (which adds special tokens)."""
         return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def _check_length(self, text: str, limit: int | None, param: str) -> None:
+        if limit is not None and self.tokenizer.exceeds(text, limit):
+            raise ContextTooLong(limit + 1, limit, param=param, is_least=True)
 
     def label(self, token_id: int) -> str:
         """A token as logprobs name it: its text, or its bytes as `\\xf0\\x9f` (OpenAI's form) if they are

@@ -15,6 +15,11 @@ from ..errors import InvalidRequest, ModelError
 from .spelling import spelling_of
 from .unicode import require_unicode
 
+PROBED_CHARS_PER_TOKEN = 8
+"""A first look at a long text: twice what prose has, so that one look tells."""
+CUT_TOKENS = 64
+"""More than a cut through a word or a special token's name can add."""
+
 
 class Pieces(dict[int, str | None]):
     """The text of each token that is whole characters by itself, None for others; filled on first use."""
@@ -111,6 +116,19 @@ class Tokenizer:
         if self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids]
         return ids
+
+    def exceeds(self, text: str, limit: int) -> bool:
+        """Whether a long text surely has more than `limit` tokens, at the cost of encoding about that many.
+
+        A text's beginning is encoded, a longer one while it has too few tokens to tell. It was cut
+        somewhere, which changes the last few of its tokens: so it must have a quarter more than the limit.
+        """
+        size = PROBED_CHARS_PER_TOKEN * limit
+        while 2 * size < len(text):
+            if self.token_count(text[:size], add_special=False) > limit + limit // 4 + CUT_TOKENS:
+                return True
+            size *= 4
+        return False
 
     def token_count(self, text: str, *, add_special: bool) -> int:
         """How many tokens `encode` makes of the text."""

@@ -84,7 +84,7 @@ def to_prompts(fields: CompletionRequest, codec: Codec, model: ModelInfo, limit:
         if not prompt.token_ids:
             raise _invalid(name, f"{name} is empty: there is no token to continue from")
         if len(prompt.token_ids) > max_model_len:
-            raise ContextTooLong(len(prompt.token_ids), max_model_len)
+            raise ContextTooLong(len(prompt.token_ids), max_model_len, param="prompt")
         prompts.append(prompt)
     return prompts
 

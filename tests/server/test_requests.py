@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -266,6 +267,18 @@ async def test_unknown_fields_are_named_back() -> None:
     assert first["warnings"] == answer.json()["warnings"]
 
 
+async def test_no_more_unknown_fields_are_named_back_than_someone_can_have_meant() -> None:
+    _, answer = await post(CHAT, {"messages": HELLO, **{f"{i}{'x' * 1000}": 1 for i in range(1000)}})
+    assert len(answer["warnings"]) == 32
+    assert max(map(len, answer["warnings"])) < 100
+
+
+@pytest.mark.parametrize("path", ["/tokenize", CHAT])
+async def test_tokenize_counts_no_other_prompt_than_chat_computes(path: str) -> None:
+    status, answer = await post(path, {"messages": HELLO, "tools": [TOOL]})
+    assert (status, answer["error"]["param"]) == (400, "tools")
+
+
 async def test_strict_fields_refuses_unknown_ones_by_name() -> None:
     status, answer = await post(CHAT, {"messages": HELLO, "temprature": 0}, strict_fields=True)
     assert (status, answer["error"]["param"]) == (400, "temprature")
@@ -374,6 +387,41 @@ async def test_a_prompt_over_the_context_is_refused_with_the_true_numbers(path: 
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert "100" in error["message"]
     assert shorter.json()["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages"),
+        (CHAT, {"messages": HELLO * 101}, "messages"),
+        (COMPLETIONS, {"prompt": "x" * 10**6}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x" * 10**6] * 20}, "prompt"),
+    ],
+)
+async def test_a_prompt_far_over_the_context_is_refused_without_reading_it_all(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    app, _ = scripted_app(ScriptedEngine(toy_codec(), max_model_len=100))
+    async with client_of(app) as client:
+        error = (await client.post(path, json=body)).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "at least 101 tokens" in error["message"]
+
+
+async def test_parsing_a_large_body_waits_for_no_garbage_collection() -> None:
+    collections: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collections.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        await post_raw(b'{"messages":[{"role":"user","content":"x"}],"x":[' + b"[]," * 200_000 + b"1]}")
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+    assert collections.count(0) < 50  # one per 700 lists otherwise
 
 
 async def test_a_template_that_refuses_is_a_400_with_its_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -142,6 +143,32 @@ def test_ids_without_a_token_have_no_text_and_leave_no_trace(tokenizer: Tokenize
 def test_a_number_that_is_no_id_is_refused(tokenizer: Tokenizer, token: int) -> None:
     with pytest.raises(InvalidRequest, match="not a token id"):
         tokenizer.decode([token], skip_special=True)
+
+
+@BOTH
+@pytest.mark.parametrize("text", ["word ", " ", "a", "1", "é", "\U0001f469\u200d\U0001f467", "<|im_start|>"])
+def test_a_text_far_too_long_is_found_without_reading_it_all(tokenizer: Tokenizer, text: str) -> None:
+    limit, text = 50, text * 20_000
+    read: list[int] = []
+
+    def encode_batch_fast(texts: list[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+        read.append(sum(map(len, texts)))
+        return hf.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    hf = tokenizer._hf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "_hf", SimpleNamespace(encode_batch_fast=encode_batch_fast))
+        assert tokenizer.exceeds(text, limit)
+    assert sum(read) < 100 * limit
+
+
+@BOTH
+@given(text=UNICODE, repeats=st.integers(1, 200), limit=st.integers(1, 20))
+def test_no_text_within_the_limit_is_taken_for_too_long(
+    tokenizer: Tokenizer, text: str, repeats: int, limit: int
+) -> None:
+    if tokenizer.exceeds(text * repeats, limit):
+        assert tokenizer.token_count(text * repeats, add_special=False) > limit
 
 
 def test_a_files_own_truncation_is_switched_off() -> None:
