@@ -12,12 +12,14 @@ from collections.abc import Callable
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import Refused, error_body
 
 logger = logging.getLogger(__name__)
 
+_UPGRADE_FIELDS = frozenset({b"upgrade", b"http2-settings"})
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
@@ -40,6 +42,10 @@ class GuardedConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._has_begun = False
+        """Whether a request began in the packet at hand."""
+        self._offers_upgrade = False
+        self.parser = _PlainParser(self)
         self._refusal = Refused("This is not a valid HTTP request.", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -54,9 +60,11 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._awaited == "nothing":
             self._wait_for("head")
+        self._has_begun = False
         super().data_received(data)
         if self._awaited == "head":
-            self._head_bytes += len(data)
+            # What came before the head in the same packet was another request's.
+            self._head_bytes += 1 if self._has_begun else len(data)
             if self._head_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
                 self._refuse(self._head_too_large())
 
@@ -64,28 +72,48 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_begun = True
         if self._awaited != "head":  # a pipelined request in the same packet
             self._wait_for("head")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._awaited == "head":  # later ones are trailers: nobody reads them, and nothing bounds them
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if head_bytes > self._limits.max_header_bytes:
             self._refusal = self._head_too_large()
             raise ValueError("request head too large")  # comes back through `send_400_response`
+        self._offers_upgrade = self.parser.should_upgrade()
+        if self._offers_upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("no proxy")
+            return  # the parser leaves the rest of the packet to `_PlainParser`
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0" and self.cycle is not None:
             self.cycle.__class__ = _UnchunkedCycle
         self._wait_for("body")
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return
         super().on_message_complete()
         self._wait_for("nothing")
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        logger.debug("upgrade ignored: the request is served as plain HTTP")
+    def plain_head(self) -> bytes:
+        """Return the head of the request that offered an upgrade without that offer."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join([v for v in value.split(b",") if v.strip().lower() not in _UPGRADE_FIELDS])
+            if name not in _UPGRADE_FIELDS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     # Deadlines
 
@@ -170,6 +198,26 @@ class GuardedConnection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
         self._wait_for("nothing")
         self._close()
+
+
+class _PlainParser(httptools.HttpRequestParser):  # type: ignore[misc]
+    """Reads a request that offers an upgrade (Java's client offers h2c, with a body) as the plain request
+    that it also is, RFC 9110 §7.8; the library's own parser loses its body and all that comes behind it."""
+
+    def __init__(self, connection: GuardedConnection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    def feed_data(self, data: bytes) -> None:
+        parser = self
+        while True:
+            try:
+                httptools.HttpRequestParser.feed_data(parser, data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._connection.plain_head() + data[upgrade.args[0] :]
+                # The old one reads nothing more if the request also said `connection: close`.
+                parser = self._connection.parser = _PlainParser(self._connection)
 
 
 class _UnchunkedCycle(RequestResponseCycle):

@@ -162,7 +162,10 @@ class MetaApi:
                     service.config.vllm_metric_names,
                 )
             )
-        write, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            write, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the library reads the versions in the header as numbers
+            write, content_type = choose_encoder("")
         return Response(write(self._registry), headers={"content-type": content_type})
 
 

@@ -362,6 +362,54 @@ async def test_a_websocket_upgrade_is_refused_at_once() -> None:
         await client.close()
 
 
+async def test_a_request_that_offers_an_upgrade_is_served_as_it_is_with_its_body() -> None:
+    app, _ = scripted_app()
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+    data = request_bytes({"messages": HELLO}, extra=offer)
+    leave = request_bytes({"messages": HELLO}, extra="connection: upgrade, close\r\nupgrade: h2c\r\n")
+    async with running_server(app) as url:
+        client = await Socket.open(url)
+        for packet in (data, data[:100], data[100:] + data + leave):
+            await client.send(packet)
+            await asyncio.sleep(0.02)
+        answers = await client.read_all()
+        assert answers.count(b"HTTP/1.1 200 OK\r\n") == answers.count(b"HTTP/1.1 ") == 4
+        await client.close()
+
+
+async def test_a_tunnel_is_refused() -> None:
+    app, _ = scripted_app()
+    async with running_server(app) as url:
+        client = await Socket.open(url)
+        await client.send(b"CONNECT x:443 HTTP/1.1\r\nhost: x\r\n\r\n\x16\x03\x01")
+        assert (await client.read_all()).startswith(b"HTTP/1.1 400 ")
+        await client.close()
+
+
+async def test_the_begin_of_a_next_head_behind_a_large_body_is_not_over_the_limit() -> None:
+    app, _ = scripted_app()
+    second = request_bytes({"messages": HELLO}, extra="connection: close\r\n")
+    async with running_server(app, max_header_bytes=4096) as url:
+        client = await Socket.open(url)
+        await client.send(request_bytes({"messages": HELLO, "user": "x" * 20_000}) + second[:40])
+        await asyncio.sleep(0.1)
+        await client.send(second[40:])
+        assert (await client.read_all()).count(b"HTTP/1.1 200") == 2
+        await client.close()
+
+
+async def test_trailers_are_no_headers() -> None:
+    app, _ = scripted_app(api_keys=("secret",))
+    async with running_server(app) as url:
+        client = await Socket.open(url)
+        head = (
+            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await client.send(head + b"0\r\nx-api-key: secret\r\n\r\n")
+        assert (await client.read_all()).startswith(b"HTTP/1.1 401")
+        await client.close()
+
+
 async def test_five_hundred_aborts_at_random_times_leak_nothing() -> None:
     app, engine = scripted_app(engine_of(Script(text="x" * 40, step_s=0.002), slots=20))
     async with running_server(app) as url:

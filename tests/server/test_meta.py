@@ -149,6 +149,16 @@ async def test_metrics_count_what_happened() -> None:
     assert seen["artesian_prompt_tokens_by_source_total", "cache"] == 4
 
 
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text; version=x", "a; version=1.é;q=nan", ";,;="]
+)
+async def test_metrics_are_given_whatever_is_accepted(accept: str) -> None:
+    app, _ = scripted_app()
+    async with client_of(app) as client:
+        answer = await client.get("/metrics", headers={b"accept": accept.encode("latin-1")})
+    assert answer.status_code == 200 and "artesian_num_requests_running" in answer.text
+
+
 async def test_no_metric_label_comes_from_a_client() -> None:
     app, _ = scripted_app()
     async with client_of(app) as client:
