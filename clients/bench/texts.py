@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...engine.codec import Codec, Tokenizer
 from ...engine.load.model import open_model
+from ...engine.run.runtime import codec_of
 
 TAIL = 12
 """A little more text than asked for is encoded: where a text is cut, its last tokens differ."""
@@ -39,13 +40,4 @@ class Prompts:
 
 def model_codec(path: Path) -> Codec:
     """The text side of a model's file. Raises `ModelError` as `open_model` does."""
-    vocab = open_model(path).vocab
-    return Codec.build(
-        vocab.tokenizer,
-        bos_token_id=vocab.bos_token_id,
-        eos_token_ids=vocab.eos_token_ids,
-        add_bos=vocab.add_bos,
-        add_eos=vocab.add_eos,
-        special_ids=vocab.special_ids,
-        chat_template=None,
-    )
+    return codec_of(open_model(path))

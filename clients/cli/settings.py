@@ -64,7 +64,7 @@ def configure(
 
 
 def _served_name(model: str) -> str:
-    """The name a user chose by naming the model: as it is in the catalogue or hub, or the file's or folder's."""
+    """The name a user chose by naming the model: the catalogue's, the hub's, or that of the file or folder."""
     if hub := HUB_SOURCE.fullmatch(model):
         return hub["repo"]
     if any(model == known.name for known in CATALOGUE):

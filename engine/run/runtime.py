@@ -59,7 +59,7 @@ def assemble(config: EngineConfig) -> Runtime:
     dtype: KVDtype = "f16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     program = build_program(model.config, kv_dtype=dtype, block_tokens=config.cache.block_tokens)
     check_weights(program, model.tensors, str(model.root))
-    codec = _codec(model, config.chat_template)
+    codec = codec_of(model, config.chat_template)
     limits = StepLimits(MAX_STEP_ROWS, max(MAX_LOGITS_ROWS, config.max_num_seqs))
     try:
         kv_blocks = blocks_for_budget(
@@ -95,7 +95,12 @@ def assemble(config: EngineConfig) -> Runtime:
     return Runtime(info, codec, program, executor, tables, store, cost, limits, frozenset(eos))
 
 
-def _codec(model: ModelFile, template: Path | None) -> Codec:
+def codec_of(model: ModelFile, template: Path | None = None) -> Codec:
+    """The text side of an opened model, with `template` instead of its own if one is given.
+
+    Raises:
+        ModelError: the template cannot be read, or the vocabulary is of a kind that cannot be served.
+    """
     source = model.chat_template
     if template is not None:
         try:
