@@ -64,7 +64,7 @@ def configure(
 
 
 def _served_name(model: str) -> str:
-    """The name a user chose by naming the model: the catalogue's, the hub's, or that of the file or folder."""
+    """The name a user chose by naming the model: of the catalogue, of the hub, or of the file or folder."""
     if hub := HUB_SOURCE.fullmatch(model):
         return hub["repo"]
     if any(model == known.name for known in CATALOGUE):
