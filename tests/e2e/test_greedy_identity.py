@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +35,15 @@ SUBJECTS = [
         for family in ("qwen3", "gemma3")
     ),
 ]
-GREEDY: dict[str, object] = {"temperature": 0.0}
-SEEDED: dict[str, object] = {"temperature": 0.8, "seed": 42}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 42}
 LENGTHS = [3, 8, 15, 16, 17, 24, 30, 33, 40, 47, 64, 65]
 SHARED = [24, 32, 40, 48]
 """Prompts that begin alike and part after so many tokens."""
 OUTPUT = 16
 BLOCK_TOKENS = 8
+SMALL_BLOCKS: dict[str, Any] = {"block_tokens": BLOCK_TOKENS}
+NO_CACHING: dict[str, Any] = {"enable_prefix_caching": False}
 
 Tokens = list[int]
 
@@ -55,20 +58,19 @@ class Subject:
     alone: list[Tokens]
 
     @property
-    def jobs(self) -> list[tuple[Tokens, dict[str, object]]]:
+    def jobs(self) -> list[tuple[Tokens, dict[str, Any]]]:
         return [(prompt, GREEDY) for prompt in self.prompts] + [
             (prompt, SEEDED) for prompt in self.prompts[::4]
         ]
 
     @asynccontextmanager
     async def engine(
-        self, *, kv_bytes: int = 256 << 20, caching: bool = True, block_tokens: int = 64, **settings: object
+        self, cache: dict[str, Any] | None = None, **settings: Any
     ) -> AsyncIterator[LocalEngine]:
         """A started engine; at its end nothing may be left running and no block may be lost."""
-        config = EngineConfig(  # type: ignore[arg-type]
-            **{"model": self.path, "backend": self.backend, "max_num_seqs": 16, "threads": 1} | settings,
-            cache=CacheConfig(kv_bytes, enable_prefix_caching=caching, block_tokens=block_tokens),
-        )
+        defaults: dict[str, Any] = {"backend": self.backend, "max_num_seqs": 16, "threads": 1}
+        kept = CacheConfig(**{"kv_cache_memory_bytes": 256 << 20} | (cache or {}))
+        config = EngineConfig(self.path, cache=kept, **(defaults | settings))
         engine = LocalEngine.load(config)
         await engine.start()
         try:
@@ -91,8 +93,8 @@ class Subject:
 
     def request(self, number: int) -> GenerationRequest:
         prompt, params = self.jobs[number]
-        limits: dict[str, object] = {"max_tokens": OUTPUT, "ignore_eos": True}
-        return GenerationRequest(id=f"r{number}", prompt=prompt, params=SamplingParams(**params, **limits))  # type: ignore[arg-type]
+        limits: dict[str, Any] = {"max_tokens": OUTPUT, "ignore_eos": True}
+        return GenerationRequest(id=f"r{number}", prompt=prompt, params=SamplingParams(**params, **limits))
 
     async def ask(self, engine: LocalEngine, number: int) -> Result:
         return await read(engine, self.request(number))
@@ -112,7 +114,7 @@ def make_prompts(source: Tokens) -> list[Tokens]:
 
 
 async def run_alone(subject: Subject) -> list[Tokens]:
-    async with subject.engine(loop="serial", caching=False) as engine:
+    async with subject.engine(loop="serial", cache=NO_CACHING) as engine:
         return tokens_of([await subject.ask(engine, number) for number in range(len(subject.jobs))])
 
 
@@ -143,11 +145,11 @@ async def test_the_prompts_have_different_answers(subject: Subject) -> None:
     [
         pytest.param({}, id="overlapping steps"),
         pytest.param({"loop": "serial", "threads": 2}, id="serial steps, two threads"),
-        pytest.param({"step_budget_ms": 1e-3, "block_tokens": BLOCK_TOKENS}, id="chunks of 16"),
+        pytest.param({"step_budget_ms": 1e-3, "cache": SMALL_BLOCKS}, id="chunks of 16"),
     ],
 )
-async def test_a_batch_says_what_each_says_alone(subject: Subject, settings: dict[str, object]) -> None:
-    async with subject.engine(**settings) as engine:  # type: ignore[arg-type]
+async def test_a_batch_says_what_each_says_alone(subject: Subject, settings: dict[str, Any]) -> None:
+    async with subject.engine(**settings) as engine:
         assert tokens_of(await subject.ask_all(engine)) == subject.alone
 
 
@@ -166,8 +168,8 @@ async def test_neighbours_that_arrive_in_the_middle_change_nothing(subject: Subj
 
 async def test_preempted_sequences_go_on_with_the_same_tokens(subject: Subject) -> None:
     blocks = 3 * (max(map(len, subject.prompts)) + OUTPUT) // BLOCK_TOKENS
-    tight: dict[str, int] = {"kv_bytes": subject.kv_bytes(blocks), "block_tokens": BLOCK_TOKENS}
-    async with subject.engine(**tight, step_budget_ms=1000.0) as engine:  # all that fit start together
+    tight = SMALL_BLOCKS | {"kv_cache_memory_bytes": subject.kv_bytes(blocks)}
+    async with subject.engine(tight, step_budget_ms=1000.0) as engine:  # all that fit start together
         assert engine.runtime.store.pools[0].total == blocks
         results = await subject.ask_all(engine)
         assert engine._scheduler.preemptions > 0
@@ -175,7 +177,7 @@ async def test_preempted_sequences_go_on_with_the_same_tokens(subject: Subject) 
 
 
 async def test_cached_prefixes_change_nothing(subject: Subject) -> None:
-    async with subject.engine(block_tokens=BLOCK_TOKENS) as engine:
+    async with subject.engine(cache=SMALL_BLOCKS) as engine:
         await subject.ask_all(engine)
         again = await subject.ask_all(engine)
         assert tokens_of(again) == subject.alone
@@ -193,9 +195,9 @@ async def test_an_answer_is_a_cached_prefix_of_the_next_turn(subject: Subject) -
         jobs = [collect(engine, f"t{i}", turn, max_tokens=6, **GREEDY) for i, turn in enumerate(turns)]
         return await asyncio.gather(*jobs)
 
-    async with subject.engine(caching=False) as engine:
+    async with subject.engine(cache=NO_CACHING) as engine:
         computed = await take_turns(engine)
-    async with subject.engine(block_tokens=BLOCK_TOKENS) as engine:
+    async with subject.engine(cache=SMALL_BLOCKS) as engine:
         await subject.ask_all(engine)
         cached = await take_turns(engine)
     assert tokens_of(cached) == tokens_of(computed)
@@ -207,7 +209,7 @@ async def test_an_answer_is_a_cached_prefix_of_the_next_turn(subject: Subject) -
 
 async def test_choices_are_the_answers_to_consecutive_seeds(subject: Subject) -> None:
     prompt = subject.prompts[2]
-    params: dict[str, object] = {"temperature": 0.8, "max_tokens": OUTPUT, "ignore_eos": True}
+    params: dict[str, Any] = {"temperature": 0.8, "max_tokens": OUTPUT, "ignore_eos": True}
     async with subject.engine() as engine:
         choices = await collect(engine, "n", prompt, n=3, seed=7, **params)
         alone = [await collect(engine, f"s{seed}", prompt, seed=seed, **params) for seed in (7, 8, 9)]

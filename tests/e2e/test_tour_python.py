@@ -111,11 +111,11 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, stream: bo
     want = whole[: whole.index(stop)]
     answer = client.chat.completions.create(**GREEDY, stop=[stop, "never said"], stream=stream)
     if isinstance(answer, ChatCompletion):
-        got, reason = text_of(answer), answer.choices[0].finish_reason
+        got, reason = text_of(answer), str(answer.choices[0].finish_reason)
     else:
         choices = [chunk.choices[0] for chunk in answer]
         got = "".join(choice.delta.content or "" for choice in choices)
-        reason = choices[-1].finish_reason or ""
+        reason = str(choices[-1].finish_reason)
     assert (got, reason) == (want, "stop")
 
 

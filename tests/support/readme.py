@@ -14,7 +14,8 @@ def code_block(language: str, url: str) -> str:
     """Return the one block of this language, with the server's real address."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1 and SHOWN_URL in blocks[0], f"README.md should show one {language} block"
-    return blocks[0].replace(SHOWN_URL, url)
+    block: str = blocks[0]
+    return block.replace(SHOWN_URL, url)
 
 
 def curl_session(url: str) -> tuple[list[str], str]:
