@@ -143,7 +143,7 @@ def open_backend(name: str) -> Backend:
             if err.name is not None and full.startswith(err.name):
                 continue
             raise BackendError(
-                f"backend {name} needs the package {err.name}, which is not installed"
+                f"backend {name} needs the package {err.name}: pip install {err.name}"
             ) from err
         if hasattr(module, "backend"):
             opened: Backend = module.backend()

@@ -86,7 +86,7 @@ def _backends() -> Iterator[Finding]:
         try:
             backend = open_backend(name)
         except (BackendError, ImportError, OSError) as err:
-            problems.append(Finding("note", f"backend {name}", str(err)))
+            problems.append(Finding("note", f"backend {name}", str(err).removeprefix(f"backend {name} ")))
         else:
             works = True
             formats = ", ".join(sorted(backend.formats()))
