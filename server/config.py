@@ -32,7 +32,7 @@ class ServerConfig:
     api_key_file: str | None = None
     """File with one API key a line; `#` starts a comment line."""
     admin_key: str | None = None
-    """Key for /metrics; without one /metrics is open. Prefer ARTESIAN_ADMIN_KEY."""
+    """Key for /metrics; without one /metrics is open, even with API keys. Prefer ARTESIAN_ADMIN_KEY."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); `*` = any; none = CORS off."""
     ssl_certfile: str | None = None
@@ -110,8 +110,10 @@ def with_secrets(config: ServerConfig, environ: Mapping[str, str] = os.environ) 
     if config.api_key_file is not None:
         try:
             text = Path(config.api_key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as err:
-            raise ConfigError(f"api_key_file={config.api_key_file}: {err}") from err
+        except OSError as err:
+            raise ConfigError(f"api_key_file={config.api_key_file}: {err.strerror}") from err
+        except UnicodeDecodeError as err:
+            raise ConfigError(f"api_key_file={config.api_key_file} is not UTF-8 text") from err
         found = [line for line in _names(text, "\n") if not line.startswith("#")]
         if not found:
             raise ConfigError(f"api_key_file={config.api_key_file} holds no key")

@@ -6,6 +6,7 @@ Order matters: take the address, load the model, only then listen: what fails, f
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -129,7 +130,8 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
         bound = _bind_path(Path(config.uds)) if config.uds else _bind_port(config.host, config.port)
     except OSError as err:
         where = config.uds or f"{config.host} port {config.port}"
-        raise ConfigError(f"cannot listen on {where}: {err.strerror or err}") from err
+        hint = "; choose another with --port" if err.errno == errno.EADDRINUSE and not config.uds else ""
+        raise ConfigError(f"cannot listen on {where}: {err.strerror or err}{hint}") from err
     try:
         yield bound
     finally:

@@ -114,7 +114,7 @@ def _from_path(source: str) -> Path:
         return path
     names = ", ".join(model.name for model in CATALOGUE)
     hint = f"; for the Hugging Face hub write hf:{source}" if re.fullmatch(r"[\w.-]+/[\w.-]+", source) else ""
-    raise ModelError(f"no model at {source}: neither a path nor one of the names {names}{hint}")
+    raise ModelError(f"no model at {source}: no such file or folder, and no known name ({names}){hint}")
 
 
 def _from_hub(source: str) -> Path:

@@ -181,7 +181,7 @@ def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nothing-here", "neither a path nor one of the names smollm2-135m"),
+        ("nothing-here", r"no such file or folder, and no known name \(smollm2-135m\)"),
         ("org/name", "write hf:org/name"),
         (".", r"folder without config\.json"),
         ("hf:org", r"expected hf:org/name"),
