@@ -76,13 +76,14 @@ def assemble(config: EngineConfig) -> Runtime:
     weight_bytes = sum(model.tensors[name].data.nbytes for name in program.weights)
     cost = CostModel(ProgramCost.of(program), weight_bytes)
     cost.calibrate(lambda start, rows: _measure(executor, tables, start, rows), max_len - 1)
+    name = config.served_name or model.name
     logger.info(
-        "model=%s backend=%s context=%d kv_blocks=%s step_overhead_ms=%.2f row_ms=%.3f",
-        model.name, backend, max_len, list(kv_blocks), cost.overhead_ms, cost.chunk_ms(0, 1),
+        "ready model=%s backend=%s context=%d kv_blocks=%s step_overhead_ms=%.2f row_ms=%.3f",
+        name, backend, max_len, list(kv_blocks), cost.overhead_ms, cost.chunk_ms(0, 1),
     )  # fmt: skip
     eos = tuple(dict.fromkeys((*model.config.eos_token_ids, *model.vocab.eos_token_ids)))
     info = ModelInfo(
-        name=config.served_name or model.name,
+        name=name,
         max_model_len=max_len,
         vocab_size=program.vocab_size,
         architecture=model.config.architecture,
@@ -105,8 +106,10 @@ def codec_of(model: ModelFile, template: Path | None = None) -> Codec:
     if template is not None:
         try:
             source = template.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as err:
-            raise ModelError(f"--chat-template {template}: {err}") from err
+        except OSError as err:
+            raise ModelError(f"--chat-template {template}: {err.strerror}") from err
+        except UnicodeDecodeError as err:
+            raise ModelError(f"--chat-template {template} is not UTF-8 text") from err
     vocab = model.vocab
     return Codec.build(
         vocab.tokenizer,
