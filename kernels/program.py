@@ -121,7 +121,10 @@ class Program:
         for op in self.ops:
             outs = ", ".join(self._buffer_text(i) for i in op.outputs)
             args = [f"%{i}" for i in op.inputs] + list(op.weights)
-            args += [f"{key}={value}" for key, value in op.attrs.items()]
+            args += [
+                f"{key}={value:.7g}" if isinstance(value, float) else f"{key}={value}"
+                for key, value in op.attrs.items()
+            ]
             lines.append(f"  {outs + ' = ' if outs else ''}{op.code}({', '.join(args)})")
         return "\n".join(lines)
 

@@ -42,7 +42,7 @@ def test_rendered_program_has_a_line_for_every_op_and_group() -> None:
     lines = small_program().render().splitlines()
     assert lines[0] == "program small: 6 ops, 1 weights"
     assert "kv full: full" in lines[1]
-    assert lines[2].strip() == "%0:embed[tokens, 8] = embed(table, scale=1.0)"
+    assert lines[2].strip() == "%0:embed[tokens, 8] = embed(table, scale=1)"
     assert lines[-1].strip().startswith("%4:table[logits, 10] = linear(%3, table,")
 
 
