@@ -74,12 +74,18 @@ def first_model(client: httpx.Client) -> str:
     """Return the name of the first model that the server offers.
 
     Raises:
-        ChatError: there is no server, or it is not one of ours.
+        ChatError: there is no server, it refuses, or it does not speak OpenAI's API.
     """
     try:
-        return str(client.get("/v1/models").raise_for_status().json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError) as err:
-        raise ChatError(f"no model at {client.base_url}: {err or type(err).__name__}") from err
+        answer = client.get("/v1/models")
+    except httpx.HTTPError as err:
+        raise ChatError(f"no server at {client.base_url}: {err or type(err).__name__}") from err
+    if answer.is_error:
+        raise ChatError(f"{client.base_url} answers {answer.status_code}: {_message(answer.content)}")
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as err:
+        raise ChatError(f"no model at {client.base_url}: it does not list any as OpenAI's API does") from err
 
 
 def _message(body: bytes) -> str:

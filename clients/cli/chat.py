@@ -80,6 +80,8 @@ def _talk(conversation: Conversation, console: Console) -> None:
             continue
         if text == "/reset":
             conversation.reset()
+        elif text == "/help":
+            console.print(HELP, style="dim")
         elif text:
             _answer(conversation, text, console)
 

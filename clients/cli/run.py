@@ -72,7 +72,7 @@ def run(
 async def _run(address: Address, requests: Path, output: Path, concurrency: int) -> Outcome:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        bar = bars.add_task(requests.name)
+        bar = bars.add_task(requests.name, total=None)
 
         def show(outcome: Outcome) -> None:
             done = outcome.resumed + outcome.succeeded + outcome.failed

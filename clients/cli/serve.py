@@ -50,7 +50,8 @@ def _welcome(ready: Hosted, config: ServerConfig) -> None:
     name, info = service.model_names[0], service.engine.model
     connect = f"--unix-socket {config.uds} " if config.uds else ""
     key = "-H 'authorization: Bearer YOUR_KEY' " if config.api_keys else ""
-    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    message = '{"role": "user", "content": "What is gravity?"}'
+    body = f'{{"model": "{name}", "stream": true, "temperature": 0, "messages": [{message}]}}'
     url = _url(ready, config)
     Console(highlight=False, soft_wrap=True, markup=False).print(
         f"\nArtesian {version('artesian')} serves {name} on {config.uds or url}\n"

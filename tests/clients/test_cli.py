@@ -67,7 +67,7 @@ def occupied_port() -> Iterator[int]:
         (["serve", "--config", "none.toml"], "cannot read none.toml"),
         (["explain", "org/name"], "write hf:org/name"),
         (["run", "none.jsonl", "-o", "out.jsonl"], "none.jsonl: no such file"),
-        (["chat", "--url", "http://127.0.0.1:9"], "no model at http://127.0.0.1:9"),
+        (["chat", "--url", "http://127.0.0.1:9"], "no server at http://127.0.0.1:9"),
         (["bench", "none"], "no benchmark 'none'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -86,7 +86,8 @@ def test_an_occupied_port_is_said_before_anything_is_loaded(
     occupied_port: int, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _exit_code("serve", smollm2_path, "--port", str(occupied_port)) == 2
-    assert f"port {occupied_port}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"port {occupied_port}" in said and "choose another with --port" in said
 
 
 @pytest.mark.parametrize("flag", NOT_NEEDED)
@@ -110,7 +111,7 @@ def test_doctor_reports_what_is_here(capsys: pytest.CaptureFixture[str]) -> None
 def test_chat_reads_its_lines_from_a_pipe_and_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from artesian.clients.cli.chat import _talk
+    from artesian.clients.cli.chat import HELP, _talk
     from artesian.clients.conversation import Conversation
 
     class Parrot(Conversation):
@@ -120,6 +121,6 @@ def test_chat_reads_its_lines_from_a_pipe_and_ends_with_it(
 
     from rich.console import Console
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/reset\n\nbye\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/reset\n\n/help\nbye\n"))
     _talk(Parrot(None, "m"), Console())  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "HELLO\nBYE\n"
+    assert capsys.readouterr().out == f"HELLO\n{HELP}\nBYE\n"

@@ -102,5 +102,19 @@ def test_the_servers_first_model_is_used() -> None:
 
 
 def test_no_server_is_one_clear_error() -> None:
-    with pytest.raises(ChatError, match="no model at http://127.0.0.1:9"):
+    with pytest.raises(ChatError, match="no server at http://127.0.0.1:9"):
         first_model(httpx.Client(base_url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(401, json={"error": {"message": "No API key."}}), "answers 401: No API key."),
+        (httpx.Response(200, html="<html>"), "no model at http://test"),
+        (httpx.Response(200, json={"data": []}), "no model at http://test"),
+    ],
+)
+def test_a_server_that_names_no_model_is_one_clear_error(answer: httpx.Response, message: str) -> None:
+    client = httpx.Client(transport=Script(lambda: answer), base_url="http://test")
+    with pytest.raises(ChatError, match=message):
+        first_model(client)
