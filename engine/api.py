@@ -142,8 +142,8 @@ class Engine(Protocol):
         Closing it early (`aclose`) aborts the request.
 
         Raises:
-            InvalidRequest, ContextTooLong, EngineOverloaded, EngineDraining: at the call, before anything
-                is queued. A failure later arrives as a delta with finish_reason "error".
+            InvalidRequest, ContextTooLong, EngineOverloaded, EngineDraining, EngineStopped: at the call,
+                before anything is queued. A failure later arrives as a delta with finish_reason "error".
         """
         ...
 

@@ -5,6 +5,7 @@ EngineError
 │   └── ContextTooLong       prompt (+ wanted tokens) beyond the context; has the numbers
 ├── EngineOverloaded         the bounded queue is full; says when to try again
 ├── EngineDraining           shutting down, takes nothing new
+├── EngineStopped            the engine's loop has failed; only a restart helps
 ├── RequestFailed            a step or a deadline failed this request after it was accepted
 └── ModelError               a model cannot be loaded; names the tensor, type or field
 """
@@ -56,6 +57,10 @@ class EngineOverloaded(EngineError):
 
 class EngineDraining(EngineError):
     """The engine finishes what it has and takes nothing new."""
+
+
+class EngineStopped(EngineError):
+    """The engine's loop has ended by a fault: nothing can be served any more."""
 
 
 class RequestFailed(EngineError):

@@ -11,7 +11,7 @@ from .admission import check_request, make_choices
 from .api import Delta, EngineStatus, ErrorCode, GenerationRequest, ModelInfo
 from .codec import Codec
 from .config import EngineConfig
-from .errors import EngineDraining, EngineOverloaded
+from .errors import EngineDraining, EngineOverloaded, EngineStopped
 from .loop import StepLoop, StepStats
 from .request import Sequence, Settled
 from .run import CompletedStep, Runtime, assemble
@@ -92,8 +92,10 @@ class LocalEngine:
 
     def submit(self, request: GenerationRequest) -> DeltaStream:
         """See `Engine.submit`."""
-        if self._draining or self._task is None or self._task.done():
+        if self._draining or self._task is None:
             raise EngineDraining("The server is shutting down and takes no new requests")
+        if self._task.done():
+            raise EngineStopped("The engine has failed and must be restarted")
         check_request(request, self.model)
         if request.id in self._tracked:
             raise ValueError(f"request id {request.id} is in use")

@@ -41,7 +41,7 @@ class ServerConfig:
     """PEM private key."""
     root_path: str = ""
     """Path prefix that a proxy in front of the server strips."""
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body; beyond it 413."""
     max_header_bytes: int = 64 * 1024
     """Largest request head (request line and headers); beyond it 431."""

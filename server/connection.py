@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable
 from secrets import token_hex
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import Refused, error_body
+
+if TYPE_CHECKING:
+    from array import array
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +204,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._close()
 
 
-class _PlainParser(httptools.HttpRequestParser):  # type: ignore[misc]
+class _PlainParser(httptools.HttpRequestParser):
     """Reads a request that offers an upgrade (Java's client offers h2c, with a body) as the plain request
     that it also is, RFC 9110 §7.8; the library's own parser loses its body and all that comes behind it."""
 
@@ -208,14 +212,14 @@ class _PlainParser(httptools.HttpRequestParser):  # type: ignore[misc]
         super().__init__(connection)
         self._connection = connection
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
         parser = self
         while True:
             try:
                 httptools.HttpRequestParser.feed_data(parser, data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                data = self._connection.plain_head() + data[upgrade.args[0] :]
+                data = self._connection.plain_head() + bytes(data)[upgrade.args[0] :]
                 # The old one reads nothing more if the request also said `connection: close`.
                 parser = self._connection.parser = _PlainParser(self._connection)
 

@@ -15,10 +15,18 @@ from collections.abc import Mapping
 import msgspec
 from starlette.exceptions import HTTPException
 
-from ..engine import ContextTooLong, EngineDraining, EngineOverloaded, InvalidRequest, RequestFailed
+from ..engine import (
+    ContextTooLong,
+    EngineDraining,
+    EngineOverloaded,
+    EngineStopped,
+    InvalidRequest,
+    RequestFailed,
+)
 
 MAX_RETRY_AFTER_S = 60.0
 """openai-python gives up instead of waiting when it is told more than 120 s."""
+RESTART_RETRY_AFTER_S = 5.0
 DRAIN_RETRY_AFTER_S = 5.0
 """A load balancer needs about that long to see that /ready fails and choose another replica."""
 
@@ -127,6 +135,8 @@ def as_api_error(exc: BaseException) -> ApiError:
             return Unavailable(str(exc), code="server_overloaded", retry_after_s=exc.retry_after_s)
         case EngineDraining():
             return draining()
+        case EngineStopped():
+            return Unavailable(str(exc), code="engine_unhealthy", retry_after_s=RESTART_RETRY_AFTER_S)
         case RequestFailed():
             return ApiError(str(exc), code="request_failed", headers={"x-should-retry": "true"})
         case HTTPException(status_code=404):

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.codec import Codec
-from ..errors import BadRequest, Unavailable
+from ..errors import RESTART_RETRY_AFTER_S, BadRequest, Unavailable
 from ..metrics import MetricsCollector
 from ..service import Service
 from .body import ignored_header
@@ -131,7 +131,9 @@ class MetaApi:
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while the process can serve or finish requests, drain included."""
         if not self._service.engine.status().healthy:
-            raise Unavailable("The engine has failed.", code="engine_unhealthy", retry_after_s=5)
+            raise Unavailable(
+                "The engine has failed.", code="engine_unhealthy", retry_after_s=RESTART_RETRY_AFTER_S
+            )
         return _json({"status": "draining" if self._service.draining else "ok"})
 
     async def ready(self, request: Request) -> Response:

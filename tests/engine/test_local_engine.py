@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,11 +16,13 @@ from artesian.engine import (
     ContextTooLong,
     EngineDraining,
     EngineOverloaded,
+    EngineStopped,
     GenerationRequest,
     InvalidRequest,
     SamplingParams,
 )
 from artesian.engine.admission import slot_sampling
+from artesian.engine.config import EngineConfig
 from artesian.engine.local import LocalEngine
 from artesian.kernels.sampling import is_finite, process_logits
 
@@ -174,6 +178,21 @@ async def test_failed_step_fails_its_requests_and_the_next_request_works() -> No
         worked = await collect(engine, "b", prompt_of(1, 8), max_tokens=5)
     assert (failed.finish[0], failed.deltas[-1].error_code) == ("error", "failed")
     assert worked.finish[0] in ("length", "stop")
+
+
+async def test_engine_whose_loop_has_failed_says_so_and_fails_what_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = LocalEngine(fake_runtime(), EngineConfig(model=Path("fake")))
+    await engine.start()
+    running = asyncio.create_task(collect(engine, "a", prompt_of(1, 8), max_tokens=50, ignore_eos=True))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(engine._scheduler, "plan", Mock(side_effect=RuntimeError("a bug")))
+    assert (await running).finish[0] == "error"
+    assert not engine.status().healthy
+    with pytest.raises(EngineStopped):
+        engine.submit(GenerationRequest(id="b", prompt=[5], params=SamplingParams()))
+    await engine.close()
 
 
 async def test_full_queue_refuses_with_a_time_to_come_back() -> None:
