@@ -27,6 +27,7 @@ def test_a_value_that_cannot_be_meant_is_refused_by_name(name: str, value: float
         EngineConfig(Path(), **{name: value})  # type: ignore[arg-type]
 
 
-def test_a_block_has_a_token() -> None:
-    with pytest.raises(ValueError, match="block_tokens=0"):
-        CacheConfig(block_tokens=0)
+def test_a_block_has_whole_groups_of_eight_tokens() -> None:
+    for tokens in (0, 4, 20):
+        with pytest.raises(ValueError, match=f"block_tokens={tokens}"):
+            CacheConfig(block_tokens=tokens)
