@@ -49,8 +49,6 @@ class Tracked:
         """Book what one step brought for one choice; None if there is nothing to tell."""
         choice = self.choices[settled.sequence.index]
         seq = choice.sequence
-        if choice.finished:
-            return None
         if not settled.finite:
             return self.end(choice, "error", error="the model's output is not finite", error_code="failed")
         prompt_logprobs = self._prompt_logprobs(choice, settled, output, tokenizer)
