@@ -74,6 +74,15 @@ async def test_end_of_sequence_found_late_costs_one_discarded_token_and_never_a_
     assert rows <= len(prompt) + 3 + 1
 
 
+async def test_choice_that_ended_gets_nothing_more_while_the_others_go_on() -> None:
+    async with running_engine() as engine:
+        prompt = prompt_of(4, 9)
+        want = expected_output(prompt, 6, VOCAB)
+        result = await collect(engine, "a", prompt, max_tokens=30, n=3, stop_token_ids=(want[3],))
+    assert result.tokens == {0: want[:4], 1: want[:4], 2: want[:4]}
+    assert result.usage is not None and result.usage.completion_tokens == 12
+
+
 async def test_second_request_reuses_the_first_ones_blocks() -> None:
     async with running_engine() as engine:
         prompt = prompt_of(5, 30)
