@@ -63,24 +63,26 @@ async def test_tokens_are_what_the_model_predicts_up_to_the_end_of_sequence() ->
     assert result.finish[0] == ("stop" if result.tokens[0][-1] == EOS else "length")
 
 
-async def test_end_of_sequence_found_late_costs_one_discarded_token_and_never_a_wrong_one() -> None:
+@pytest.mark.parametrize("length", range(1, 6))
+async def test_end_found_late_costs_one_discarded_token_and_never_a_wrong_one(length: int) -> None:
     async with running_engine() as engine:
         prompt = prompt_of(4, 9)
-        want = expected_output(prompt, 6, VOCAB)
-        result = await collect(engine, "a", prompt, max_tokens=30, stop_token_ids=(want[3],))
+        want = expected_output(prompt, length, VOCAB)
+        result = await collect(engine, "a", prompt, max_tokens=30, stop_token_ids=(want[-1],))
         rows = device(engine).rows
-    assert result.tokens[0] == want[:4]
-    assert result.deltas[-1].stop_reason == want[3]
-    assert rows <= len(prompt) + 3 + 1
+    assert result.tokens[0] == want
+    assert result.deltas[-1].stop_reason == want[-1]
+    assert rows <= len(prompt) + length - 1 + 1
 
 
-async def test_choice_that_ended_gets_nothing_more_while_the_others_go_on() -> None:
+@pytest.mark.parametrize("length", range(1, 6))  # the end falls on every place in the pair of steps in flight
+async def test_choice_that_ended_gets_nothing_more_while_the_others_go_on(length: int) -> None:
     async with running_engine() as engine:
         prompt = prompt_of(4, 9)
-        want = expected_output(prompt, 6, VOCAB)
-        result = await collect(engine, "a", prompt, max_tokens=30, n=3, stop_token_ids=(want[3],))
-    assert result.tokens == {0: want[:4], 1: want[:4], 2: want[:4]}
-    assert result.usage is not None and result.usage.completion_tokens == 12
+        want = expected_output(prompt, length, VOCAB)
+        result = await collect(engine, "a", prompt, max_tokens=30, n=3, stop_token_ids=(want[-1],))
+    assert result.tokens == {0: want, 1: want, 2: want}
+    assert result.usage is not None and result.usage.completion_tokens == 3 * length
 
 
 async def test_second_request_reuses_the_first_ones_blocks() -> None:
