@@ -41,9 +41,6 @@ class BlockPool:
         """Blocks that an allocation can get, evicting where it must."""
         return len(self._free) + self._idle
 
-    def refs(self, block: BlockId) -> int:
-        return self._refs[block]
-
     def is_idle(self, block: BlockId) -> bool:
         return self._refs[block] == 1 and bool(self._cached[block])
 

@@ -9,11 +9,5 @@ from dataclasses import dataclass
 class CacheStats:
     """Totals since start."""
 
-    lookup_tokens: int = 0
-    """Prompt tokens that were looked up."""
-    hit_tokens: int = 0
-    """Of these, the tokens whose KV was reused."""
-    inserted_blocks: int = 0
     evicted_blocks: int = 0
-    copied_blocks: int = 0
-    """Copies of a partly shared last block (copy-on-write)."""
+    """Cached blocks that made room."""

@@ -154,7 +154,6 @@ class KVStore:
             self.drop_copies(held)
             self.release(lease)
             return None
-        self.stats.copied_blocks += 1
         return [copy._replace(target=lease.blocks[copy.group][-1]) for copy in held]
 
     def drop_copies(self, copies: Sequence[BlockCopy]) -> None:
@@ -199,7 +198,6 @@ class KVStore:
                     self.pools[group].drop(mine)
                     lease.blocks[group][index] = cached
         self.tree.touch(lease.node)
-        self.stats.inserted_blocks += inserted
         return inserted
 
     def pass_window(self, lease: Lease, computed: int) -> None:

@@ -34,7 +34,6 @@ class StepStats:
     steps: int = 0
     rows: int = 0
     device_s: float = 0.0
-    failed_steps: int = 0
     idle_s: deque[float] = field(default_factory=lambda: deque(maxlen=IDLE_SAMPLES))
     """Recent idle times of the device between two steps of which the second was already queued."""
 
@@ -98,7 +97,6 @@ class StepLoop:
             self._in_flight -= 1
             error = step.timing.error
             if error is not None:
-                self.stats.failed_steps += 1
                 logger.error("step=%d failed", step.plan.number, exc_info=error)
                 self._failed(self._scheduler.fail(step.plan))
                 continue

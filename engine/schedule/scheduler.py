@@ -221,8 +221,6 @@ class Scheduler:
         seq.computed = seq.settled = lease.tokens
         if not seq.admitted:
             seq.cached, seq.admitted = lease.tokens, True
-            self.store.stats.lookup_tokens += seq.prompt_len
-            self.store.stats.hit_tokens += lease.tokens
         index = len(self.running)
         while index and self.running[index - 1].order > seq.order:
             index -= 1
