@@ -9,18 +9,22 @@ import numpy as np
 
 from ..kernels.kv import KVSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the meaning of a stored block changes."""
-KEY_BYTES = 16
+KEY_BYTES = 32
 
 
-def layout_digest(weights_digest: str, groups: Iterable[KVSpec], adapter_digest: str = "") -> bytes:
+def layout_digest(
+    weights_digest: str, groups: Iterable[KVSpec], kv_layout: str, adapter_digest: str = ""
+) -> bytes:
     """Digest of all that is common to every block of a loaded model: weights, adapter, KV layout and
-    dtype, format version. Each part is tagged with its domain, so that no two parts can trade places."""
+    dtype, the device's own layout (`Executor.kv_layout`), format version. Each part is tagged with its
+    domain, so that no two parts can trade places."""
     digest = hashlib.blake2b(digest_size=32, person=b"artesian-layout")
     _part(digest, b"version", str(FORMAT_VERSION).encode())
     _part(digest, b"weights", weights_digest.encode())
     _part(digest, b"adapter", adapter_digest.encode())
+    _part(digest, b"device", kv_layout.encode())
     for group in groups:
         _part(digest, b"group", repr(group).encode())
     return digest.digest()
@@ -48,6 +52,21 @@ def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> tuple[l
         parent = hashlib.blake2b(parent + content, digest_size=KEY_BYTES, person=b"artesian-block").digest()
         keys.append(parent)
     return keys, contents
+
+
+def tenant_digest(salt: str) -> bytes:
+    """Identity of one tenant's named records: they belong to no model."""
+    digest = hashlib.blake2b(digest_size=32, person=b"artesian-tenant")
+    _part(digest, b"salt", salt.encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def named_key(tenant: bytes, content: bytes) -> bytes:
+    """Key of a tenant's named record; `content` has its namespace and name."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=b"artesian-named")
+    _part(digest, b"tenant", tenant)
+    _part(digest, b"content", content)
+    return digest.digest()
 
 
 def _part(digest: hashlib.blake2b, tag: bytes, value: bytes) -> None:

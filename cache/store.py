@@ -69,7 +69,12 @@ class KVStore:
     """Pools, prefix tree and counters of one loaded model."""
 
     def __init__(
-        self, groups: Sequence[KVSpec], kv_blocks: Sequence[int], weights_digest: str, config: CacheConfig
+        self,
+        groups: Sequence[KVSpec],
+        kv_blocks: Sequence[int],
+        weights_digest: str,
+        config: CacheConfig,
+        kv_layout: str = "",
     ) -> None:
         self.groups = tuple(groups)
         self.block_tokens = groups[0].block_tokens
@@ -77,7 +82,7 @@ class KVStore:
         self.pools = tuple(BlockPool(count) for count in kv_blocks)
         self.tree = PrefixTree(groups, self.pools)
         self.stats = CacheStats()
-        self._layout = layout_digest(weights_digest, groups)
+        self._layout = layout_digest(weights_digest, groups, kv_layout)
         self._enabled = config.enable_prefix_caching
 
     # -- prompts -----------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """The engine's narrow public door: requests in, deltas out. It knows nothing of HTTP."""
 
 from .api import (
+    CachedPrompt,
+    CacheMiss,
+    CachePolicy,
+    CacheReport,
     Delta,
     DeltaIterator,
     Engine,
@@ -9,6 +13,9 @@ from .api import (
     GenerationRequest,
     ModelInfo,
     PositionLogprobs,
+    PromptCache,
+    StoredName,
+    TierStatus,
     TokenLogprob,
     Usage,
 )
@@ -25,6 +32,10 @@ from .errors import (
 from .params import SamplingParams
 
 __all__ = [
+    "CacheMiss",
+    "CachePolicy",
+    "CacheReport",
+    "CachedPrompt",
     "ContextTooLong",
     "Delta",
     "DeltaIterator",
@@ -40,8 +51,11 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "PositionLogprobs",
+    "PromptCache",
     "RequestFailed",
     "SamplingParams",
+    "StoredName",
+    "TierStatus",
     "TokenLogprob",
     "Usage",
 ]

@@ -16,6 +16,21 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal["failed", "deadline", "draining"]
 
 
+class CachePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request lets the prompt cache do."""
+
+    read: bool = True
+    """Reuse what is cached."""
+    write: bool = True
+    """Keep what is computed, in memory at least."""
+    durable: bool = True
+    """Keep it below the device too: in host memory, on disk, in the shared directory."""
+    ttl_s: float | None = None
+    """Seconds it is kept after its last use; None = the server's default."""
+    write_tokens: int | None = None
+    """Keep only blocks that lie below this many tokens; None = all, the answer's included."""
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt of tokens and what to do with it."""
 
@@ -26,6 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Lower runs earlier; waiting time raises a request's turn (see `engine.schedule.queue`)."""
     salt: str = ""
     """Prefix-cache isolation: prompts share blocks only with prompts of the same salt."""
+    cache: CachePolicy = CachePolicy()
     deadline_s: float | None = None
     """Seconds from submission after which the request is failed."""
 
@@ -48,6 +64,30 @@ class PositionLogprobs(msgspec.Struct, frozen=True, gc=False):
     top: tuple[TokenLogprob, ...] = ()
 
 
+CacheMiss = Literal["never_seen", "expired", "evicted", "deleted", "corrupt", "slow", "fault", "disabled"]
+"""Why the block behind the reused prefix was not reused. `slow`: loading it would have taken (or took) longer
+than computing; `fault`: it was there and could not be read; `disabled`: the request or the server said so."""
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the prompt cache did for one request."""
+
+    sources: dict[str, int] = {}
+    """Reused prompt tokens by where their KV was: "device", "host", "disk", "shared"; their sum is
+    `Usage.cached_tokens`."""
+    created_at: float | None = None
+    """When the last reused block was computed; seconds since the epoch."""
+    expires_at: float | None = None
+    """Until when the prompt (what of it is kept below the device) is kept if nobody uses it again; None if
+    nothing of it is."""
+    ttl_s: float | None = None
+    """The time to live that was applied; None if nothing is kept below the device."""
+    miss: CacheMiss | None = None
+    """None = every full block of the prompt that can be reused was."""
+    load_s: float = 0.0
+    """Seconds the request waited for blocks to be loaded."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one request, complete whatever way it ended. `cached_tokens <= prompt_tokens - 1`."""
 
@@ -57,6 +97,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_write_tokens: int = 0
     queued_s: float = 0.0
     """Seconds from submission until the first step that ran the request began."""
+    cache: CacheReport = CacheReport()
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -114,6 +155,104 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated seconds until a request that arrives now would start."""
 
 
+class CachedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a prompt is cached now, and what ends it."""
+
+    tokens: int
+    """Of the prompt."""
+    block_tokens: int
+    cached_tokens: int
+    """Tokens of the leading run of full blocks that are somewhere."""
+    sources: dict[str, int] = {}
+    """Those tokens by the fastest place that has them: "device", "host", "disk", "shared"."""
+    bytes: int = 0
+    """Of those blocks' KV."""
+    created_at: float | None = None
+    expires_at: float | None = None
+    """Of the last of those blocks below the device; None if it is only on the device."""
+    pinned: bool = False
+    """Whether all of those blocks are pinned."""
+    ends_with: CacheMiss | None = None
+    """Why the next full block is not there; None if there is no further full block."""
+
+
+class StoredName(msgspec.Struct, frozen=True, kw_only=True):
+    """A small named record without its value."""
+
+    name: str
+    bytes: int
+    created_at: float
+    expires_at: float
+    """Infinite while pinned."""
+    pinned: bool = False
+
+
+class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier's gauges and totals since start (see `cache.tiers.TierStats`)."""
+
+    name: str
+    records: int
+    bytes: int
+    budget_bytes: int
+    hits: int
+    read_bytes: int
+    written_records: int
+    written_bytes: int
+    expired: int
+    evicted: int
+    deleted: int
+    dropped: int
+    faults: dict[str, int]
+    suspended: bool
+
+
+class PromptCache(Protocol):
+    """The tiers below the device, and the small named records that live there. Called on the loop's thread;
+    a tier's fault is a miss, never an exception."""
+
+    default_ttl_s: float
+
+    async def explain(self, tokens: list[int], salt: str) -> CachedPrompt:
+        """Look a prompt up without using it: nothing is loaded, no time to live is renewed."""
+        ...
+
+    async def pin(self, tokens: list[int], salt: str, pinned: bool) -> int:
+        """Pin or unpin the full blocks of a prompt; returns how many of its tokens are pinned (unpinned)."""
+        ...
+
+    async def erase(self, tokens: list[int], salt: str) -> int:
+        """Delete the full blocks of a prompt everywhere, except those pinned; returns the tokens deleted.
+        What running requests use stays until they end."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when all that waits to be stored is durable (or was dropped)."""
+        ...
+
+    async def put(
+        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None = None
+    ) -> float | None:
+        """Keep a small named value (at most 16 MiB) as long as a prompt of that TTL; replaces an earlier one.
+        Durable as far as a disk tier is there. Returns when it expires; None if it could not be kept."""
+        ...
+
+    def put_soon(
+        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None = None
+    ) -> None:
+        """`put` without waiting: dropped when too much waits to be written. Readable at once."""
+        ...
+
+    async def get(self, namespace: str, salt: str, name: str) -> bytes | None: ...
+
+    async def delete(self, namespace: str, salt: str, name: str) -> bool: ...
+
+    async def names(self, namespace: str, salt: str) -> list[StoredName]:
+        """The tenant's names in a namespace, the latest first."""
+        ...
+
+    def status(self) -> tuple[TierStatus, ...]: ...
+
+
 class DeltaIterator(Protocol):
     """A request's stream (see `Engine.submit`)."""
 
@@ -131,6 +270,9 @@ class Engine(Protocol):
 
     @property
     def model(self) -> ModelInfo: ...
+
+    @property
+    def prompt_cache(self) -> PromptCache: ...
 
     async def start(self) -> None:
         """Load and begin to serve. Raises `ModelError`."""

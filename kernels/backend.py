@@ -88,6 +88,29 @@ class Executor(Protocol):
         """The device's own queue, if it has one; otherwise the caller runs `step` on a thread of its own."""
         ...
 
+    @property
+    def kv_layout(self) -> str:
+        """Names all that shapes the bytes of a block besides weights and `KVSpec`s: the backend, its memory
+        layout, and whatever changes a value's low bits (the instruction set). Part of a block's identity."""
+        ...
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        """Copy a block's bytes out, `out` [spec.block_bytes]. May run beside a step on any thread, several
+        at once: the caller holds the block, and no step in flight writes it. Releases the GIL.
+
+        Raises:
+            BackendError: no such block, or `out` has the wrong size.
+        """
+        ...
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        """Fill a block with bytes of `export_block`. May run beside a step: no step names the block yet.
+
+        Raises:
+            BackendError: no such block, or `data` has the wrong size.
+        """
+        ...
+
     def memory_bytes(self) -> Mapping[str, int]:
         """Resident bytes by purpose: weights, kv, buffers."""
         ...

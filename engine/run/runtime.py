@@ -92,7 +92,7 @@ def assemble(config: EngineConfig) -> Runtime:
         backend=backend,
         eos_token_ids=eos,
     )
-    store = KVStore(program.kv_groups, kv_blocks, model.digest, config.cache)
+    store = KVStore(program.kv_groups, kv_blocks, model.digest, config.cache, executor.kv_layout)
     return Runtime(info, codec, program, executor, tables, store, cost, limits, frozenset(eos))
 
 
