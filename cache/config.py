@@ -38,7 +38,7 @@ class CacheConfig:
     cache_host_bytes: int = 0
     """Memory for blocks that left the device; 0 = none (on the cpu backend blocks are in memory anyway)."""
     cache_shared_dir: Path | None = None
-    """A directory that several servers share (NFS, 3FS): blocks are written there too and looked for there last."""
+    """A directory that several servers share (NFS, 3FS); written to as well, and looked into last."""
     cache_shared_bytes: int = 0
     """Bytes that the shared directory may use; 0 = as cache_bytes, of its own disk."""
 
