@@ -3,6 +3,7 @@
 from .blocks import NO_BLOCK, BlockId, BlockPool
 from .config import CacheConfig
 from .errors import CacheCorrupt, CacheError
+from .loads import Load, Miss
 from .stats import CacheStats
 from .store import BlockCopy, KVStore, Lease, Prompt
 from .tree import Match, Node, PrefixTree
@@ -18,7 +19,9 @@ __all__ = [
     "CacheStats",
     "KVStore",
     "Lease",
+    "Load",
     "Match",
+    "Miss",
     "Node",
     "PrefixTree",
     "Prompt",

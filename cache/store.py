@@ -6,7 +6,8 @@ requests nor devices: copies that it asks for are carried out by the step that n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +66,13 @@ class Lease:
     """Tokens whose KV was there when the lease was taken."""
 
 
+@dataclass(slots=True, eq=False)
+class Hold:
+    """References on cached blocks that belong to no sequence: what is being loaded, or written below."""
+
+    blocks: list[tuple[int, BlockId]]
+
+
 class KVStore:
     """Pools, prefix tree and counters of one loaded model."""
 
@@ -75,6 +83,7 @@ class KVStore:
         weights_digest: str,
         config: CacheConfig,
         kv_layout: str = "",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.groups = tuple(groups)
         self.block_tokens = groups[0].block_tokens
@@ -82,13 +91,15 @@ class KVStore:
         self.pools = tuple(BlockPool(count) for count in kv_blocks)
         self.tree = PrefixTree(groups, self.pools)
         self.stats = CacheStats()
-        self._layout = layout_digest(weights_digest, groups, kv_layout)
+        self.layout = layout_digest(weights_digest, groups, kv_layout)
         self._enabled = config.enable_prefix_caching
+        self.clock = clock
+        self._holds: dict[int, Hold] = {}
 
     # -- prompts -----------------------------------------------------------------------------------
 
     def prompt(self, tokens: Sequence[int], salt: str) -> Prompt:
-        prompt = Prompt(root_key(self._layout, salt), self.block_tokens)
+        prompt = Prompt(root_key(self.layout, salt), self.block_tokens)
         prompt.extend(tokens)
         return prompt
 
@@ -100,6 +111,17 @@ class KVStore:
         tail = np.asarray(tokens[done:], dtype="<i4").tobytes()
         return self.tree.match(prompt.root, prompt.keys, prompt.contents, tail, len(tokens) - 1)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether prompts can share blocks at all."""
+        return self._enabled and self.tree.usable
+
+    def full_match(self, prompt: Prompt) -> Match:
+        """The longest usable run of full blocks, without a part of one more."""
+        return self.tree.match(
+            prompt.root, prompt.keys, prompt.contents, b"", len(prompt.keys) * self.block_tokens
+        )
+
     # -- blocks ------------------------------------------------------------------------------------
 
     def acquire(self, match: Match) -> tuple[Lease, list[BlockCopy]] | None:
@@ -108,7 +130,7 @@ class KVStore:
         that copies has retired. None if there is no block for the tail (then nothing is held)."""
         lease = Lease(match.last, [[] for _ in self.groups], [0] * len(self.groups), match.tokens)
         for group, spec in enumerate(self.groups):
-            first = self._first_needed(spec, match.tokens)
+            first = self.first_needed(spec, match.tokens)
             lease.passed[group] = min(first, len(match.nodes))
             for index, node in enumerate(match.nodes):
                 block = node.blocks[group] if index >= first else NO_BLOCK
@@ -136,7 +158,7 @@ class KVStore:
             node = node.parent
         lease = Lease(node, [[] for _ in self.groups], [0] * len(self.groups), tokens)
         for group, spec in enumerate(self.groups):
-            first = min(self._first_needed(spec, tokens), full)
+            first = min(self.first_needed(spec, tokens), full)
             needed = source.blocks[group][first : full + (tokens % self.block_tokens > 0)]
             if NO_BLOCK in needed:
                 self.release(lease)
@@ -168,16 +190,51 @@ class KVStore:
     def reserve(self, lease: Lease, blocks: int) -> bool:
         """Grow the lease to `blocks` blocks in every group, evicting idle ones where needed. All or
         nothing: False leaves the lease as it was."""
-        missing = [max(0, blocks - len(held)) for held in lease.blocks]
-        if any(count > pool.available for count, pool in zip(missing, self.pools, strict=True)):
+        taken = self.take([max(0, blocks - len(held)) for held in lease.blocks])
+        if taken is None:
             return False
-        for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
+        for held, new in zip(lease.blocks, taken, strict=True):
+            held.extend(new)
+        return True
+
+    def take(self, counts: Sequence[int]) -> list[list[BlockId]] | None:
+        """Take `counts[g]` fresh blocks of every group, evicting idle ones where needed; None if there are
+        not as many."""
+        if any(count > pool.available for count, pool in zip(counts, self.pools, strict=True)):
+            return None
+        for group, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
             if count > pool.free:
                 self.stats.evicted_blocks += self.tree.evict(group, count - pool.free)
         # Evicting a leaf for one group frees blocks of the others, and never takes any: still enough.
-        for count, pool, held in zip(missing, self.pools, lease.blocks, strict=True):
-            held.extend(pool.take() for _ in range(count))
-        return True
+        return [[pool.take() for _ in range(count)] for count, pool in zip(counts, self.pools, strict=True)]
+
+    def hold(self, nodes: Iterable[Node]) -> Hold:
+        """Keep the blocks of cached nodes from being evicted until `unhold`."""
+        hold = Hold(
+            [(g, block) for node in nodes for g, block in enumerate(node.blocks) if block != NO_BLOCK]
+        )
+        for group, block in hold.blocks:
+            self.pools[group].hold(block)
+        self._holds[id(hold)] = hold
+        return hold
+
+    def unhold(self, hold: Hold) -> None:
+        """Let go of a hold; idempotent."""
+        if self._holds.pop(id(hold), None) is not None:
+            for group, block in hold.blocks:
+                self.pools[group].drop(block)
+
+    def adopt(
+        self, parent: Node, key: bytes, content: bytes, blocks: Sequence[BlockId], created_at: float
+    ) -> Node:
+        """Publish one block that came from below the device; the caller's references (one for each block
+        that is not `NO_BLOCK`) go over to the tree or are given back."""
+        node = self.tree.insert(parent, key, content, blocks, created_at)
+        for group, block in enumerate(blocks):
+            if block != NO_BLOCK:
+                self.pools[group].drop(block)
+        node.saved = True
+        return node
 
     def commit(self, lease: Lease, prompt: Prompt, computed: int) -> int:
         """Publish the lease's blocks that lie below `computed` tokens and are not in the tree yet.
@@ -195,7 +252,8 @@ class KVStore:
         for index in range(lease.node.depth, min(computed // self.block_tokens, len(prompt.keys))):
             before = len(self.tree)
             own = [held[index] for held in lease.blocks]
-            lease.node = self.tree.insert(lease.node, prompt.keys[index], prompt.contents[index], own)
+            key, content = prompt.keys[index], prompt.contents[index]
+            lease.node = self.tree.insert(lease.node, key, content, own, self.clock())
             inserted += len(self.tree) - before
             for group, (mine, cached) in enumerate(zip(own, lease.node.blocks, strict=True)):
                 if mine not in (cached, NO_BLOCK):
@@ -211,7 +269,7 @@ class KVStore:
             if spec.kind is not KVKind.WINDOW:
                 continue
             held = lease.blocks[group]
-            for index in range(lease.passed[group], min(self._first_needed(spec, computed), len(held))):
+            for index in range(lease.passed[group], min(self.first_needed(spec, computed), len(held))):
                 if held[index] != NO_BLOCK:
                     self.pools[group].drop(held[index])
                     held[index] = NO_BLOCK
@@ -223,8 +281,13 @@ class KVStore:
             pool.drop_all(held)
             held.clear()
 
-    def check_integrity(self, leases: Sequence[Lease], copies: Sequence[BlockCopy] = ()) -> None:
-        """Compare pools and tree with all leases (and copy sources) that are out.
+    def check_integrity(
+        self,
+        leases: Sequence[Lease],
+        copies: Sequence[BlockCopy] = (),
+        taken: Sequence[tuple[int, BlockId]] = (),
+    ) -> None:
+        """Compare pools and tree with all leases, copy sources and other taken (group, block)s that are out.
 
         Raises:
             CacheCorrupt: naming what disagrees.
@@ -236,12 +299,14 @@ class KVStore:
                 for block in lease.blocks[group]:
                     if block != NO_BLOCK:
                         held[block] = held.get(block, 0) + 1
-            for copy in copies:
-                if copy.group == group:
-                    held[copy.source] = held.get(copy.source, 0) + 1
+            for source in [copy.source for copy in copies if copy.group == group]:
+                held[source] = held.get(source, 0) + 1
+            others = [*taken, *(held_block for hold in self._holds.values() for held_block in hold.blocks)]
+            for block in [b for g, b in others if g == group]:
+                held[block] = held.get(block, 0) + 1
             pool.check_integrity(held, self.tree.cached_blocks(group))
 
-    def _first_needed(self, spec: KVSpec, position: int) -> int:
+    def first_needed(self, spec: KVSpec, position: int) -> int:
         """Index of the first block that positions >= `position` can still read."""
         if spec.kind is not KVKind.WINDOW:
             return 0

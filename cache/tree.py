@@ -8,13 +8,14 @@ then the prefix can be used only up to where the window behind its end is still 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..kernels.kv import KVKind, KVSpec
 from .blocks import NO_BLOCK, BlockId, BlockPool
 from .errors import CacheCorrupt
 
+GHOSTS = 8192  # keys of evicted blocks that are remembered, to tell "gone" from "never seen"
 TAIL_CANDIDATES = 16  # children compared for a partly equal block; bounds a look-up below a popular prefix
 
 
@@ -29,6 +30,17 @@ class Node:
     blocks: list[BlockId]
     depth: int
     children: OrderedDict[bytes, Node] = field(default_factory=OrderedDict)
+    created_at: float = 0.0
+    """When it was computed; wall clock, seconds."""
+    saved: bool = False
+    """Whether a tier below the device has it, as far as is known."""
+
+    def path(self) -> Iterator[Node]:
+        """This node and its ancestors, the root left out."""
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +77,17 @@ class PrefixTree:
         }
         self._nodes: OrderedDict[bytes, Node] = OrderedDict()  # least recently used first
         self._roots: dict[bytes, Node] = {}
+        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def get(self, key: bytes) -> Node | None:
+        return self._nodes.get(key)
+
+    def has_lost(self, key: bytes) -> bool:
+        """Whether a block was here and gave way, not long ago."""
+        return key in self._ghosts
 
     def root(self, key: bytes) -> Node:
         """The root of one identity (model and salt). It lives while something hangs below it."""
@@ -121,12 +141,12 @@ class PrefixTree:
     def touch(self, node: Node) -> None:
         """Mark a node and its whole path as used now. A parent becomes younger than its children, so
         that one pass from the oldest node on evicts whole chains from their ends."""
-        current: Node | None = node
-        while current is not None and current.parent is not None:
+        for current in node.path():
             self._nodes.move_to_end(current.key)
-            current = current.parent
 
-    def insert(self, parent: Node, key: bytes, content: bytes, blocks: Sequence[BlockId]) -> Node:
+    def insert(
+        self, parent: Node, key: bytes, content: bytes, blocks: Sequence[BlockId], created_at: float = 0.0
+    ) -> Node:
         """Add a computed block below `parent` and return its node.
 
         If the node is there already it is kept, and only blocks that it lacks are taken over; the
@@ -137,8 +157,16 @@ class PrefixTree:
             parent = self._roots.setdefault(parent.key, parent)
         node = self._nodes.get(key)
         if node is None:
-            node = Node(key, parent, content, [NO_BLOCK] * len(self.pools), parent.depth + 1)
+            node = Node(
+                key,
+                parent,
+                content,
+                [NO_BLOCK] * len(self.pools),
+                parent.depth + 1,
+                created_at=created_at,
+            )
             self._nodes[key] = node
+            self._ghosts.pop(key, None)
             parent.children[key] = node
         for group, block in enumerate(blocks):
             if node.blocks[group] == NO_BLOCK and block != NO_BLOCK:
@@ -174,17 +202,26 @@ class PrefixTree:
         """Drop everything that no sequence holds; return how many nodes went."""
         removed = 0
         while True:
-            leaves = [
-                node
-                for node in self._nodes.values()
-                if not node.children
-                and all(self.pools[g].is_idle(b) for g, b in enumerate(node.blocks) if b != NO_BLOCK)
-            ]
+            leaves = [node for node in self._nodes.values() if not node.children and self._is_idle(node)]
             for node in leaves:
                 self._remove(node)
             removed += len(leaves)
             if not leaves:
                 return removed
+
+    def forget(self, keys: Sequence[bytes]) -> int:
+        """Drop the nodes of a chain that nobody holds and below which nothing hangs, from its end upwards;
+        return how many went."""
+        removed = 0
+        for key in reversed(keys):
+            node = self._nodes.get(key)
+            if node is None:
+                continue
+            if node.children or not self._is_idle(node):
+                break
+            self._remove(node)
+            removed += 1
+        return removed
 
     def cached_blocks(self, group: int) -> set[BlockId]:
         return {n.blocks[group] for n in self._nodes.values() if n.blocks[group] != NO_BLOCK}
@@ -212,6 +249,9 @@ class PrefixTree:
             if not root.children:
                 raise CacheCorrupt("an empty root is kept")
 
+    def _is_idle(self, node: Node) -> bool:
+        return all(self.pools[g].is_idle(b) for g, b in enumerate(node.blocks) if b != NO_BLOCK)
+
     def _prune(self, node: Node | None) -> None:
         """Remove nodes that hold nothing any more, from a leaf upwards."""
         while node is not None and node.parent is not None and not node.children:
@@ -225,6 +265,9 @@ class PrefixTree:
         assert not node.children and node.parent is not None, "only a leaf can be removed"
         del self._nodes[node.key]
         del node.parent.children[node.key]
+        self._ghosts[node.key] = None
+        if len(self._ghosts) > GHOSTS:
+            self._ghosts.popitem(last=False)
         for group, block in enumerate(node.blocks):
             if block != NO_BLOCK:
                 self.pools[group].clear_cached(block)

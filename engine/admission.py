@@ -88,6 +88,7 @@ def make_choices(
             stop_ids=stop_ids,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            cache=request.cache,
             parent=choices[0].sequence if choices else None,
         )
         text = TextStream(

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from ..cache import Miss
 from .params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -64,9 +65,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, gc=False):
     top: tuple[TokenLogprob, ...] = ()
 
 
-CacheMiss = Literal["never_seen", "expired", "evicted", "deleted", "corrupt", "slow", "fault", "disabled"]
-"""Why the block behind the reused prefix was not reused. `slow`: loading it would have taken (or took) longer
-than computing; `fault`: it was there and could not be read; `disabled`: the request or the server said so."""
+CacheMiss = Miss
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -210,7 +209,13 @@ class PromptCache(Protocol):
     """The tiers below the device, and the small named records that live there. Called on the loop's thread;
     a tier's fault is a miss, never an exception."""
 
-    default_ttl_s: float
+    @property
+    def default_ttl_s(self) -> float: ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block: what is reused comes in whole blocks, except at a prompt's own end."""
+        ...
 
     async def explain(self, tokens: list[int], salt: str) -> CachedPrompt:
         """Look a prompt up without using it: nothing is loaded, no time to live is renewed."""

@@ -7,12 +7,15 @@ import logging
 import time
 from collections.abc import Callable
 
+from ..cache.mover import Mover
+from ..cache.workers import ThreadWorkers
 from .admission import check_request, make_choices
 from .api import Delta, EngineStatus, ErrorCode, GenerationRequest, ModelInfo
 from .codec import Codec
 from .config import EngineConfig
 from .errors import EngineDraining, EngineOverloaded, EngineStopped
 from .loop import StepLoop, StepStats
+from .prompt_cache import LocalPromptCache
 from .request import Sequence, Settled
 from .run import CompletedStep, Runtime, assemble
 from .schedule import Scheduler, order_of
@@ -21,6 +24,8 @@ from .tracking import Tracked
 
 logger = logging.getLogger(__name__)
 
+FLUSH_TIMEOUT_S = 5.0  # at the end, for what was computed and is not stored yet
+FLUSH_TIMEOUT_S = 5.0  # at the end, for what was computed and is not stored yet
 RETRY_AFTER_RANGE_S = (1.0, 60.0)
 SERVICE_WEIGHT = 0.1  # of one request in the running mean of how long a request holds its slot
 
@@ -55,6 +60,7 @@ class LocalEngine:
         self._idle.set()
         self._draining = False
         self._service_s = 1.0
+        self._prompt_cache: LocalPromptCache | None = None
 
     @classmethod
     def load(cls, config: EngineConfig) -> LocalEngine:
@@ -81,9 +87,27 @@ class LocalEngine:
     def runtime(self) -> Runtime:
         return self._runtime
 
+    @property
+    def prompt_cache(self) -> LocalPromptCache:
+        assert self._prompt_cache is not None, "the engine has not started"
+        return self._prompt_cache
+
     async def start(self) -> None:
         """Begin to serve; returns once the loop runs."""
         assert self._task is None, "the engine is started twice"
+        runtime = self._runtime
+        mover = self._scheduler.mover = Mover(
+            runtime.store,
+            runtime.tiers,
+            runtime.executor,
+            ThreadWorkers(),
+            default_ttl_s=self._config.cache.cache_ttl,
+            compute_s=lambda start, count: runtime.cost.chunk_ms(start, count) / 1000,
+            reserved_blocks=self._scheduler.reserved_blocks,
+            on_ready=self._steps.wake,
+            clock=runtime.store.clock,
+        )
+        self._prompt_cache = LocalPromptCache(mover)
         self._task = asyncio.create_task(self._steps.run(), name="engine")
         self._task.add_done_callback(self._on_loop_end)
         await asyncio.sleep(0)
@@ -111,7 +135,13 @@ class LocalEngine:
         )
         stream = DeltaStream(lambda: self.abort(request.id))
         self._tracked[request.id] = Tracked(
-            request, choices, stream, self._runtime.eos_token_ids, time.perf_counter()
+            request,
+            choices,
+            stream,
+            self._runtime.eos_token_ids,
+            time.perf_counter(),
+            kept_s=self.prompt_cache.kept_s(request.cache),
+            clock=self._runtime.store.clock,
         )
         self._idle.clear()
         if request.deadline_s is not None:
@@ -245,6 +275,7 @@ class LocalEngine:
             self._cut(request_id, "the server is shutting down", "draining")
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self.prompt_cache.close(FLUSH_TIMEOUT_S)
         self._runtime.executor.close()
 
     def _now(self) -> float:

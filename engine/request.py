@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from ..cache import Lease, Prompt
+from ..cache import Lease, Load, Prompt
 from ..kernels.batch import SlotSampling
+from .api import CacheMiss, CachePolicy
 
 
 class Status(IntEnum):
@@ -45,6 +46,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    cache: CachePolicy = CachePolicy()
     parent: Sequence | None = None
     """The choice whose prompt this one shares: it waits until that prompt is computed, then forks."""
 
@@ -58,8 +60,18 @@ class Sequence:
     """Steps launched and not settled that name this sequence."""
     scoring: int = 1
     """Prompt tokens whose logprob has been asked of a step (the first has none)."""
+    load: Load | None = None
+    """Blocks on their way up from below the device: the sequence waits for them."""
     cached: int = 0
     """Prompt tokens found in the cache at the first admission."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Those tokens by where their blocks were."""
+    cached_since: float | None = None
+    """When the last of those blocks was computed; wall clock."""
+    miss: CacheMiss | None = None
+    """Why the block behind them was not reused."""
+    load_s: float = 0.0
+    """Seconds until the load was done."""
     written_blocks: int = 0
     """Blocks this sequence added to the prefix tree."""
     preemptions: int = 0

@@ -6,10 +6,21 @@ One `Choice` per sequence, one `Tracked` per request. They know text and results
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..kernels.batch import StepOutput
-from .api import Delta, ErrorCode, FinishReason, GenerationRequest, PositionLogprobs, TokenLogprob, Usage
+from .api import (
+    CacheReport,
+    Delta,
+    ErrorCode,
+    FinishReason,
+    GenerationRequest,
+    PositionLogprobs,
+    TokenLogprob,
+    Usage,
+)
 from .codec import TextStream, Tokenizer
 from .request import Sequence, Settled
 from .stream import DeltaStream
@@ -40,6 +51,9 @@ class Tracked:
     """Time of `time.perf_counter`, as the steps' times are."""
     started: float | None = None
     """When the first step that ran a part of it began."""
+    kept_s: float | None = None
+    """Seconds that its prompt is kept below the device after its use; None if it is not."""
+    clock: Callable[[], float] = time.time
 
     @property
     def is_done(self) -> bool:
@@ -124,6 +138,14 @@ class Tracked:
             cached_tokens=first.cached,
             cache_write_tokens=sum(c.sequence.written_blocks for c in self.choices) * block,
             queued_s=0.0 if self.started is None else max(self.started - self.arrived, 0.0),
+            cache=CacheReport(
+                sources=first.sources,
+                created_at=first.cached_since,
+                expires_at=None if self.kept_s is None else self.clock() + self.kept_s,
+                ttl_s=self.kept_s,
+                miss=first.miss,
+                load_s=first.load_s,
+            ),
         )
 
     def _end_at_stop_token(

@@ -6,16 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ...cache import KVStore
+from ...cache.mover import open_tiers
 from ...cache.sizing import blocks_for_budget, context_capacity
+from ...cache.tiers import Tier
 from ...kernels.backend import Backend, BackendError, Executor, StepLimits, check_ops, open_backend
 from ...kernels.batch import SlotTables, StepBatch, StepOutput
-from ...kernels.kv import KVDtype
+from ...kernels.kv import ITEM_BYTES, KVDtype
 from ...kernels.program import Program
 from ..api import ModelInfo
 from ..codec import Codec
@@ -47,6 +49,8 @@ class Runtime:
     cost: CostModel
     limits: StepLimits
     eos_token_ids: frozenset[int]
+    tiers: list[Tier] = field(default_factory=list)
+    """Where blocks live below the device, fastest first."""
 
 
 def assemble(config: EngineConfig) -> Runtime:
@@ -93,7 +97,8 @@ def assemble(config: EngineConfig) -> Runtime:
         eos_token_ids=eos,
     )
     store = KVStore(program.kv_groups, kv_blocks, model.digest, config.cache, executor.kv_layout)
-    return Runtime(info, codec, program, executor, tables, store, cost, limits, frozenset(eos))
+    tiers = open_tiers(config.cache, ITEM_BYTES[dtype]) if config.cache.enable_prefix_caching else []
+    return Runtime(info, codec, program, executor, tables, store, cost, limits, frozenset(eos), tiers)
 
 
 def codec_of(model: ModelFile, template: Path | None = None) -> Codec:

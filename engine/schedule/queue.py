@@ -37,6 +37,3 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         self._items.remove(seq)
         self.tokens -= len(seq.tokens)
-
-    def head(self, count: int) -> list[Sequence]:
-        return self._items[:count]

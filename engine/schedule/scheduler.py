@@ -7,6 +7,7 @@ owns slots and leases. It knows blocks and lengths; it knows nothing of tensors,
 from __future__ import annotations
 
 from ...cache import BlockCopy, KVStore, Lease, Match
+from ...cache.mover import Mover
 from ...kernels.batch import SlotTables, StepOutput
 from ..request import Sequence, Settled, Status
 from .cost import CostModel
@@ -39,6 +40,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """Sequences with a slot, in `order`; finished and preempted ones stay until they leave it."""
         self.preemptions = 0
+        self.mover: Mover | None = None
+        """What brings blocks up from and down to the tiers below the device, once the engine has started."""
         self._tables = tables
         self._budget_ms = step_budget_ms
         self._max_rows = max_rows
@@ -50,6 +53,7 @@ class Scheduler:
     # -- from the engine ---------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
+        self._look_below(seq)
         self.waiting.push(seq)
 
     def finish(self, seq: Sequence) -> None:
@@ -60,6 +64,7 @@ class Scheduler:
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
             seq.status = Status.FINISHED
+            self._end_load(seq)
             return
         seq.status = Status.FINISHED
         self._leave_if_idle(seq)
@@ -133,6 +138,8 @@ class Scheduler:
         if blocks <= before:
             return True
         while not self.store.reserve(seq.lease, blocks):
+            if self.mover is not None and self.mover.loader.yield_holds():
+                continue
             if any(s.status is not Status.RUNNING for s in self.running):
                 return False  # blocks are on their way back; try again at the next step
             victim = next((s for s in reversed(self.running) if not step.names(s)), seq)
@@ -151,11 +158,20 @@ class Scheduler:
     # -- admission ---------------------------------------------------------------------------------
 
     def _admit(self, step: StepBuilder) -> None:
-        for seq in self.waiting.head(ADMISSION_SCAN):
+        scanned = 0
+        for seq in list(self.waiting):
             full = step.rows >= step.max_rows or step.logits_rows >= step.max_logits_rows
             if not self._free_slots or full or (step.chunks and step.remaining_ms <= 0.0):
                 return
-            match = None if seq.prompt_logprobs is not None else self.store.lookup(seq.prompt, seq.tokens)
+            if seq.load is not None and not seq.load.done:
+                if self.mover is not None and not self.mover.loader.start_waiting(seq.load):
+                    return  # its blocks find no room yet: nobody overtakes it
+                continue
+            scanned += 1
+            if scanned > ADMISSION_SCAN:
+                return
+            looks = seq.cache.read and seq.prompt_logprobs is None
+            match = self.store.lookup(seq.prompt, seq.tokens) if looks else None
             if self._waits_for_other(seq, match):
                 continue
             leased = self._lease(seq, match)
@@ -166,7 +182,7 @@ class Scheduler:
                 self.store.drop_copies(copies)
                 self.store.release(lease)
                 return
-            self._start(seq, lease)
+            self._start(seq, lease, match)
             more = self._prefill(seq, step)
             if seq.in_flight:
                 step.copies += copies
@@ -187,6 +203,7 @@ class Scheduler:
         depth, key = len(match.nodes), seq.prompt.keys[len(match.nodes)]
         return any(
             other.status is Status.RUNNING
+            and other.cache.write
             and other.settled < other.prompt_len
             and depth < len(other.prompt.keys)
             and other.prompt.keys[depth] == key
@@ -205,22 +222,29 @@ class Scheduler:
     def _has_room(self, seq: Sequence, lease: Lease) -> bool:
         """Whether the whole prompt fits beside what running prompts still need and a block of growth for
         each of them. One sequence alone always fits: longer prompts are refused at the door."""
+        wanted = self._blocks(len(seq.tokens) + 1) - len(lease.blocks[0])
+        return not self.running or wanted <= self.store.pools[0].available - self.reserved_blocks()
+
+    def reserved_blocks(self) -> int:
+        """Blocks that running sequences still need for their prompts, and one of growth for each."""
         promised = sum(
             max(0, self._blocks(s.prompt_len) - len(s.lease.blocks[0]))
             for s in self.running
             if s.lease is not None and s.status is Status.RUNNING
         )
-        wanted = self._blocks(len(seq.tokens) + 1) - len(lease.blocks[0])
-        room = self.store.pools[0].available - promised - len(self.running)
-        return not self.running or wanted <= room
+        return promised + len(self.running)
 
-    def _start(self, seq: Sequence, lease: Lease) -> None:
+    def _start(self, seq: Sequence, lease: Lease, match: Match | None) -> None:
         """Give a waiting sequence a slot and fill the slot's tables."""
         self.waiting.remove(seq)
         seq.lease, seq.status, seq.slot = lease, Status.RUNNING, self._free_slots.pop()
         seq.computed = seq.settled = lease.tokens
         if not seq.admitted:
             seq.cached, seq.admitted = lease.tokens, True
+            self._note_reuse(seq, match)
+        if self.mover is not None and match is not None and seq.cache.durable:
+            self.mover.touch(match.last, seq.cache.ttl_s)
+        self._end_load(seq)
         index = len(self.running)
         while index and self.running[index - 1].order > seq.order:
             index -= 1
@@ -230,6 +254,36 @@ class Scheduler:
         for table in self._tables.block_tables:
             table[seq.slot] = -1
         self._write_blocks(seq, 0)
+
+    def _note_reuse(self, seq: Sequence, match: Match | None) -> None:
+        """Keep what a request is told about its prompt's blocks: where they were, and why not more."""
+        load, block_tokens = seq.load, self.store.block_tokens
+        if load is not None:
+            seq.load_s = load.seconds
+        if match is None or not self.store.is_usable:
+            seq.miss = "disabled"
+            return
+        nodes = [(node, block_tokens) for node in match.nodes]
+        if match.tail is not None:
+            nodes.append((match.tail, match.tokens - len(match.nodes) * block_tokens))
+        for node, tokens in nodes:
+            source = load.sources.get(node.key, "device") if load is not None else "device"
+            seq.sources[source] = seq.sources.get(source, 0) + tokens
+            seq.cached_since = node.created_at
+        depth = len(match.nodes)
+        if depth < (seq.prompt_len - 1) // block_tokens:
+            lost = self.store.tree.has_lost(seq.prompt.keys[depth])
+            seq.miss = (load.miss if load is not None else None) or ("evicted" if lost else "never_seen")
+
+    def _look_below(self, seq: Sequence) -> None:
+        """Start to bring up what the device lacks of a prompt."""
+        if self.mover is not None and seq.parent is None and seq.cache.read and seq.prompt_logprobs is None:
+            seq.load = self.mover.begin(seq.prompt)
+
+    def _end_load(self, seq: Sequence) -> None:
+        if seq.load is not None and self.mover is not None:
+            self.mover.loader.end(seq.load)
+            seq.load = None
 
     def _withdraw(self, seq: Sequence) -> None:
         """Undo a start that could not get a single row."""
@@ -281,13 +335,19 @@ class Scheduler:
             seq.tokens.append(token)
         if not ok:
             return
-        full = seq.settled // self.store.block_tokens
+        if not seq.cache.write:
+            self.store.pass_window(seq.lease, seq.settled)
+            return
+        kept = seq.settled if seq.cache.write_tokens is None else min(seq.settled, seq.cache.write_tokens)
+        full = kept // self.store.block_tokens
         if full > len(seq.prompt.keys):
             seq.prompt.extend(seq.tokens)
         depth = seq.lease.node.depth
         if full > depth:
-            seq.written_blocks += self.store.commit(seq.lease, seq.prompt, seq.settled)
+            seq.written_blocks += self.store.commit(seq.lease, seq.prompt, kept)
             self._write_blocks(seq, depth)
+            if self.mover is not None and seq.cache.durable:
+                self.mover.save(seq.lease.node, seq.cache.ttl_s)
         self.store.pass_window(seq.lease, seq.settled)
 
     def _leave_if_idle(self, seq: Sequence) -> None:
@@ -295,6 +355,9 @@ class Scheduler:
         if seq.in_flight or seq.status is Status.RUNNING or seq.lease is None:
             return
         self.running.remove(seq)
+        if self.mover is not None and seq.cache.durable:
+            self.mover.touch(seq.lease.node, seq.cache.ttl_s)
+            self.mover.writer.request_ended()
         self.store.release(seq.lease)
         self._free_slots.append(seq.slot)
         seq.lease, seq.slot = None, -1
@@ -302,7 +365,7 @@ class Scheduler:
             seq.status = Status.WAITING
             seq.computed = seq.settled = 0
             assert seq.pending == 0, "a sequence left with a token in flight"
-            self.waiting.push(seq)
+            self.add(seq)
 
     def _retire_copies(self, plan: StepPlan) -> None:
         for copy in plan.copies:
@@ -322,6 +385,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Check slots and blocks against what sequences hold (see `KVStore.check_integrity`)."""
         leases = [s.lease for s in self.running if s.lease is not None]
-        self.store.check_integrity(leases, self._copies_in_flight)
+        taken = self.mover.loader.taken() if self.mover is not None else []
+        self.store.check_integrity(leases, self._copies_in_flight, taken)
         slots = sorted(self._free_slots + [s.slot for s in self.running])
         assert slots == list(range(self._tables.slots)), f"slots leak: {slots}"
