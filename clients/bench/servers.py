@@ -81,10 +81,13 @@ def child(command: Sequence[str | Path]) -> Iterator[Child]:
                 process.wait()
 
 
-def artesian_command(model: Path, threads: int, *flags: str) -> list[str | Path]:
-    """The command line of our own server."""
+def artesian_command(
+    model: Path, threads: int, *flags: str, cache_dir: Path | None = None
+) -> list[str | Path]:
+    """The command line of our own server; without a `cache_dir` prompts are cold in every run."""
     command: list[str | Path] = [sys.executable, "-P", "-m", "artesian.clients.cli", "serve", model]
-    return [*command, "--port", "{port}", "--threads", str(threads), *flags]
+    disk: list[str | Path] = ["--cache-dir", cache_dir] if cache_dir else ["--no-disk-cache"]
+    return [*command, "--port", "{port}", "--threads", str(threads), *disk, *flags]
 
 
 def _free_port() -> int:

@@ -31,6 +31,11 @@ def models_dir() -> Path:
     return home() / "models"
 
 
+def prompts_dir() -> Path:
+    """Return the default folder of the disk cache."""
+    return home() / "prompts"
+
+
 def index_url() -> str:
     """Return the base URL of the package index that this interpreter's pip is configured for.
 

@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -32,6 +32,8 @@ ALIASES = {
 """Names under which users of other servers know a knob."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{unit}i": 1 << shift for unit, shift in (("k", 10), ("m", 20), ("g", 30), ("t", 40))}
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[smhd]?)")
 SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?)b?", re.IGNORECASE)
 
 
@@ -58,6 +60,18 @@ def parse_bytes(text: str) -> int:
     if match is None or match["unit"].lower() not in UNITS:
         raise ValueError(f"{text!r} is not a size: write 512MB, 2GiB or a number of bytes")
     return int(float(match["number"]) * UNITS[match["unit"].lower()])
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `90s`, `30m`, `72h`, `7d` or `3600` stand for.
+
+    Raises:
+        ValueError: the text is no duration.
+    """
+    match = DURATION.fullmatch(text.strip().lower())
+    if match is None or not text.isascii():
+        raise ValueError(f"{text!r} is not a duration: write 90s, 30m, 72h, 7d or a number of seconds")
+    return float(match["number"]) * SECONDS[match["unit"]]
 
 
 def knobs(config: type) -> Iterator[Knob]:
@@ -117,8 +131,8 @@ def _read_table(path: Path | None, table: Mapping[str, Any], config: type) -> di
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{path}: no setting {key!r}{hint}")
         try:
-            if name.endswith("_bytes") and isinstance(value, str):
-                value = parse_bytes(value)
+            if isinstance(value, str) and (parse := _parser(name)):
+                value = parse(value)
             values[name] = msgspec.convert(value, known[name].type, dec_hook=_from_text)
         except ValueError as err:
             raise ConfigError(f"{path}: {key}: {err}") from err
@@ -155,7 +169,7 @@ def _parameter(knob: Knob, group: Group) -> Parameter:
         group=group,
         help=f"{knob.doc} [default: {shown}]" if shown else knob.doc,
         show_default=False,
-        converter=_size if knob.name.endswith("_bytes") else None,
+        converter=_converter(_parser(knob.name)),
         negative_iterable=(),
     )
 
@@ -170,11 +184,18 @@ def _shown(knob: Knob) -> str:
         for unit in ("GiB", "MiB", "KiB"):
             if knob.default and knob.default % UNITS[unit[:-1].lower()] == 0:
                 return f"{knob.default // UNITS[unit[:-1].lower()]}{unit}"
+    if knob.name.endswith("_ttl"):
+        return f"{knob.default / 3600:g}h"
     return str(knob.default)
 
 
-def _size(_type: Any, tokens: list[Token]) -> int:
-    return parse_bytes(tokens[0].value)
+def _parser(name: str) -> Callable[[str], float] | None:
+    """What reads a knob's text, if its unit has spellings of its own."""
+    return parse_bytes if name.endswith("_bytes") else parse_duration if name.endswith("_ttl") else None
+
+
+def _converter(parse: Callable[[str], float] | None) -> Callable[[Any, list[Token]], float] | None:
+    return None if parse is None else lambda _type, tokens: parse(tokens[0].value)
 
 
 def _from_text(kind: type, value: Any) -> Any:

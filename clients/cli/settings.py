@@ -60,6 +60,7 @@ def configure(
         "served_name": _served_name(model),
         "derived_dir": environment.home() / "derived",
     }
+    values["cache_dir"] = values.get("cache_dir") or environment.prompts_dir()
     return with_secrets(server_config), assemble(EngineConfig, values)
 
 

@@ -9,7 +9,15 @@ from typing import Literal
 import pytest
 from cyclopts import App, Group
 
-from artesian.clients.cli.flags import assemble, flags_of, given, knobs, parse_bytes, read_file
+from artesian.clients.cli.flags import (
+    assemble,
+    flags_of,
+    given,
+    knobs,
+    parse_bytes,
+    parse_duration,
+    read_file,
+)
 from artesian.clients.cli.settings import EngineFlags, ServerFlags, configure
 from artesian.server.config import ConfigError
 
@@ -65,6 +73,20 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("72h", 259200), ("7d", 604800), ("60", 60), ("1.5 H", 5400)],
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1h", "3w", "1e3s", "h", "\u0663h", "inf", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration(text)
 
 
 def test_knobs_of_held_dataclasses_are_flat_and_carry_the_text_under_the_field() -> None:

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.model
 @contextmanager
 def _serving(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`artesian serve` in a process of its own; yields it and all it said until it was ready."""
-    command = [sys.executable, "-P", "-m", "artesian.clients.cli", "serve", str(model), *flags]
+    command = [sys.executable, "-P", "-m", "artesian.clients.cli", "serve", str(model)]
+    command += ["--no-disk-cache", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         said = ""
@@ -70,6 +71,7 @@ def test_a_file_of_requests_is_answered_by_an_engine_of_our_own(smollm2_path: Pa
         main(
             [
                 "run",
+                "--no-disk-cache",
                 str(tmp_path / "in.jsonl"),
                 "-o",
                 str(tmp_path / "out.jsonl"),
@@ -87,6 +89,6 @@ def test_chat_answers_from_an_engine_of_our_own(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Say hello.\nAgain.\n"))
     with pytest.raises(SystemExit):
-        main(["chat", str(smollm2_path), "--temperature", "0", "--max-tokens", "8"])
+        main(["chat", str(smollm2_path), "--temperature", "0", "--max-tokens", "8", "--no-disk-cache"])
     answers = capsys.readouterr().out.strip().splitlines()
     assert len(answers) == 2 and all(re.search(r"\w", answer) for answer in answers)

@@ -35,7 +35,7 @@ def write_requests(path: Path, *, max_tokens: int = 6, extra: tuple[str, ...] = 
 
 
 def run_command(requests: Path, output: Path, *flags: str) -> list[str]:
-    return [*ARTESIAN, "run", str(requests), "-o", str(output), *flags]
+    return [*ARTESIAN, "run", str(requests), "-o", str(output), "--no-disk-cache", *flags]
 
 
 def run(requests: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -64,13 +64,15 @@ class RealServer:
 def real_server(
     model: Path, folder: Path, *flags: str, environ: dict[str, str] | None = None
 ) -> Iterator[RealServer]:
-    """Serve `model` on the cpu backend; `folder` keeps the logs.
+    """Serve `model` on the cpu backend, without a disk cache unless `--cache-dir` is among the flags;
+    `folder` keeps the logs.
 
     Unless flags say otherwise on a free port, and with one thread: two that wait for each other take ten
     times as long when another process wants their cores.
     """
     log, said = folder / "server.log", folder / "server.out"
-    given = ("--backend", "cpu", "--served-model-name", MODEL_NAME, *flags)
+    disk = () if "--cache-dir" in flags else ("--no-disk-cache",)
+    given = ("--backend", "cpu", "--served-model-name", MODEL_NAME, *disk, *flags)
     defaults = {"--port": "0", "--threads": "1"}
     ours = [word for flag, value in defaults.items() if flag not in flags for word in (flag, value)]
     command = [*ARTESIAN, "serve", str(model), *given, *ours]
