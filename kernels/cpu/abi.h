@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#define ABI_VERSION 1  // raised when a function is added or changes; native.py has the same
+
 enum op_code {
     OP_EMBED,
     OP_ANGLES,

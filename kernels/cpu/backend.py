@@ -32,6 +32,8 @@ PACKED = {
 }
 CONVERTED = "Q8_0"
 """What the formats without kernels become, at load."""
+KV_LAYOUT = "cpu-1"
+"""Raised when a block's bytes change their order or the kernels their rounding."""
 CHUNK_ELEMENTS = 1 << 22
 """Elements converted at a time, so that a large tensor is never held in float32."""
 
@@ -173,6 +175,25 @@ class CpuExecutor:
             top=top,
         )
         return step, arrays
+
+    @property
+    def kv_layout(self) -> str:
+        """See `Executor.kv_layout`."""
+        return f"{KV_LAYOUT}-{self.isa}"
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        """See `Executor.export_block`."""
+        address = _written(out, np.uint8, 0)
+        status = self._library.artesian_export_block(self._open(), group, block, address, out.nbytes)
+        check(status, f"export of block {block} of KV group {group} to {out.nbytes} bytes")
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        """See `Executor.import_block`."""
+        data = np.ascontiguousarray(data, np.uint8)
+        status = self._library.artesian_import_block(
+            self._open(), group, block, data.ctypes.data, data.nbytes
+        )
+        check(status, f"import of block {block} of KV group {group} from {data.nbytes} bytes")
 
     def memory_bytes(self) -> Mapping[str, int]:
         memory = native.Memory()

@@ -27,13 +27,17 @@ EXPORT int artesian_queue_submit(struct queue *queue, const struct step *step);
 EXPORT int artesian_queue_take(struct queue *queue, struct completion *out);  // 1: *out is the next one
 EXPORT void artesian_queue_close(struct queue *queue);
 
+// Copy a block's bytes out of a KV group, or in. Any thread, beside a step that does not touch the block.
+EXPORT int artesian_export_block(const struct executor *ex, int group, int block, uint8_t *out, int64_t bytes);
+EXPORT int artesian_import_block(struct executor *ex, int group, int block, const uint8_t *data, int64_t bytes);
+
 // The latest step's logits: [rows, stride8(vocab)].
 EXPORT const float *artesian_logits(const struct executor *ex);
 
 EXPORT void artesian_memory(const struct executor *ex, struct memory *out);
 EXPORT const char *artesian_isa(const struct executor *ex);
 
-// A digest of the struct sizes, to recognise a library that another version was built for.
+// A digest of the struct sizes and of the interface's version, to recognise a library that another version was built for.
 EXPORT int64_t artesian_abi(void);
 
 #endif

@@ -237,5 +237,5 @@ const char *artesian_isa(const struct executor *ex) { return ex->kernels->name; 
 
 int64_t artesian_abi(void) {
     return (int64_t)(sizeof(struct plan) << 48 ^ sizeof(struct step) << 36 ^ sizeof(struct op) << 24 ^
-                     sizeof(struct sampling) << 12 ^ sizeof(struct kv_spec));
+                     sizeof(struct sampling) << 12 ^ sizeof(struct kv_spec) ^ ABI_VERSION);
 }

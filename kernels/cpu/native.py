@@ -149,6 +149,9 @@ class Memory(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("weights", "kv", "buffers")]
 
 
+ABI_VERSION = 1  # as in abi.h
+
+
 def library_path() -> Path | None:
     """Where the compiled library lies beside this module, or None."""
     folder = Path(__file__).parent
@@ -192,6 +195,8 @@ def library() -> ctypes.CDLL:
     native.artesian_queue_take.argtypes = [c_void_p, POINTER(Completion)]
     native.artesian_queue_close.argtypes = [c_void_p]
     native.artesian_queue_close.restype = None
+    native.artesian_export_block.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int64]
+    native.artesian_import_block.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int64]
     native.artesian_logits.argtypes = [c_void_p]
     native.artesian_logits.restype = POINTER(c_float)
     native.artesian_memory.argtypes = [c_void_p, POINTER(Memory)]
@@ -209,7 +214,7 @@ def check(status: int, what: str) -> None:
 
 def _expected_abi() -> int:
     sizes = [(Plan, 48), (Step, 36), (Op, 24), (Sampling, 12), (KV, 0)]
-    digest = 0
+    digest = ABI_VERSION
     for struct, shift in sizes:
         digest ^= ctypes.sizeof(struct) << shift
     return digest

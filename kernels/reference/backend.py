@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..backend import BackendError, StepLimits, Tensor, check_ops
 from ..batch import F32, SlotTables, StepBatch, StepOutput
@@ -92,6 +93,24 @@ class ReferenceExecutor:
 
     def open_queue(self) -> None:
         """None: torch is called from the caller's thread."""
+
+    @property
+    def kv_layout(self) -> str:
+        """See `Executor.kv_layout`."""
+        return "reference-1"
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        """See `Executor.export_block`."""
+        self._pool(group).export_block(block, out)
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        """See `Executor.import_block`."""
+        self._pool(group).import_block(block, data)
+
+    def _pool(self, group: int) -> KVPool:
+        if not 0 <= group < len(self._pools):
+            raise BackendError(f"backend reference: there is no KV group {group}")
+        return self._pools[group]
 
     def memory_bytes(self) -> Mapping[str, int]:
         """Buffers are allocated per step and not counted."""

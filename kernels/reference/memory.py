@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..backend import BackendError
 from ..batch import I32
@@ -35,6 +37,24 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         return self.entries.nbytes
+
+    def export_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        """Copy a block's bytes out: by layer, K then V, position by position."""
+        self._check(block, out)
+        out[:] = self.entries[:, :, block].contiguous().view(torch.uint8).flatten().numpy()
+
+    def import_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """Fill a block with bytes of `export_block`."""
+        self._check(block, data)
+        rows = self.entries[:, :, block]
+        rows.copy_(torch.from_numpy(data.copy()).view(rows.dtype).view(rows.shape))
+
+    def _check(self, block: int, data: NDArray[np.uint8]) -> None:
+        if not 0 <= block < self.entries.shape[2] or data.nbytes != self.spec.block_bytes:
+            raise BackendError(
+                f"backend reference: block {block} of KV group {self.spec.name}: "
+                f"{data.nbytes} bytes given, a block has {self.spec.block_bytes}"
+            )
 
     def copy_block(self, source: int, target: int) -> None:
         self.entries[:, :, target] = self.entries[:, :, source]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from artesian.kernels.batch import SlotTables, StepBatch, StepOutput
 from artesian.kernels.kv import KVKind, KVSpec
@@ -113,6 +114,18 @@ class FakeExecutor:
 
     def open_queue(self) -> None:
         return None
+
+    kv_layout = "fake-1"
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        row = self.memory[group][block].view(np.uint8)
+        assert out.nbytes == self.groups[group].block_bytes >= row.nbytes
+        out[: row.nbytes], out[row.nbytes :] = row, 0
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        assert data.nbytes == self.groups[group].block_bytes
+        row = self.memory[group][block].view(np.uint8)
+        row[:] = data[: row.nbytes]
 
     def memory_bytes(self) -> Mapping[str, int]:
         return {"kv": sum(m.nbytes for m in self.memory)}

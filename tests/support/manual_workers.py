@@ -1,4 +1,4 @@
-"""Workers of the cache that do nothing until told: every interleaving of reads, writes, results and timers."""
+"""Workers of the cache that do nothing until told: any order of reads, writes, results and timers."""
 
 from __future__ import annotations
 
