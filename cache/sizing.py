@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..kernels.kv import KVKind, KVSpec
 
@@ -52,3 +54,25 @@ def context_capacity(groups: Sequence[KVSpec], kv_blocks: Sequence[int]) -> int:
         if group.kind is not KVKind.WINDOW
     ]
     return min(full, default=1 << 31)
+
+
+def disk_budget(directory: Path) -> int:
+    """Bytes that a cache in this directory may use if nobody says: a tenth of the disk, and at most half of
+    what is free or the cache's already."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        disk = os.statvfs(existing)
+    except OSError:
+        return 0
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
+    ours = sum(_occupied(path) for path in files)
+    return min(disk.f_blocks * disk.f_frsize // 10, (disk.f_bavail * disk.f_frsize + ours) // 2)
+
+
+def _occupied(path: str) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except OSError:
+        return 0
