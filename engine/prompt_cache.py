@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache import CacheConfig, KVStore
 from ..cache.loads import FATES, locate
 from ..cache.mover import Mover
 from ..cache.tiers import Tier
+from ..cache.workers import InlineWorkers
+from ..kernels.kv import KVKind, KVSpec
 from .api import CachedPrompt, CacheMiss, CachePolicy, StoredName, TierStatus
 
 
@@ -133,6 +139,27 @@ class LocalPromptCache:
         except TimeoutError:
             pass
         await asyncio.to_thread(self._mover.close)
+
+
+def names_only() -> LocalPromptCache:
+    """The cache of an engine without KV: it keeps names in memory and finds no prompt."""
+    groups = [KVSpec("none", KVKind.FULL, (0,), 1, 8, "f32", block_tokens=64)]
+    store = KVStore(groups, [1], "", CacheConfig(enable_prefix_caching=False))
+    mover = Mover(
+        store, [], _NoDevice(), InlineWorkers(), default_ttl_s=CacheConfig().cache_ttl,
+        compute_s=lambda start, count: 0.0, reserved_blocks=lambda: 0, on_ready=lambda: None,
+    )  # fmt: skip
+    return LocalPromptCache(mover)
+
+
+class _NoDevice:
+    """Has no blocks, and is never asked for one."""
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        raise AssertionError("there is no device")
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        raise AssertionError("there is no device")
 
 
 def _erase(tiers: Sequence[Tier], keys: Sequence[bytes]) -> int:

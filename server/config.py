@@ -57,6 +57,8 @@ class ServerConfig:
     """Seconds between the comment lines that keep a silent stream open; 0 = none."""
     shutdown_timeout_s: float = 30.0
     """Seconds that running requests may take to finish after SIGTERM."""
+    normalise_prompts: bool = False
+    """Replace meaningless identifiers in the first system message, so that prompts can be reused."""
     strict_fields: bool = False
     """Refuse requests with unknown fields instead of naming these in the answer."""
     max_n: int = 32

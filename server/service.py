@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from ..engine import Engine
 from ..engine.codec import Codec
+from .cache_trace import TraceBook
 from .config import ServerConfig
 from .errors import model_not_found
 from .metrics import Telemetry
@@ -23,6 +24,8 @@ class Service:
     def __init__(self, engine: Engine, codec: Codec, config: ServerConfig, telemetry: Telemetry) -> None:
         self.engine, self.codec, self.config, self.telemetry = engine, codec, config, telemetry
         self.codec_pool = ThreadPoolExecutor(CODEC_THREADS, "codec")
+        self.traces = TraceBook()
+        """What is remembered of finished prompts, to explain the misses of later ones."""
         self.draining = False
         """Set once, by the first signal: nothing new is taken from then on."""
 

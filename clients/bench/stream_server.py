@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ...engine import Delta, DeltaIterator, EngineStatus, GenerationRequest, ModelInfo, Usage
 from ...engine.codec import Codec
+from ...engine.prompt_cache import names_only
 from ...engine.stream import DeltaStream
 from ...server.app import create_app
 from ...server.config import ServerConfig
@@ -58,6 +59,7 @@ class TickingEngine:
     """`Engine` without a model: every step adds one token to every request, until `max_tokens`."""
 
     def __init__(self, step_s: float) -> None:
+        self.prompt_cache = names_only()
         self._step_s = step_s
         self._runs: dict[str, _Run] = {}
 

@@ -18,7 +18,7 @@ from ..errors import RESTART_RETRY_AFTER_S, BadRequest, Unavailable
 from ..metrics import MetricsCollector
 from ..service import Service
 from .body import ignored_header
-from .openai_chat import MessageFields, to_conversation
+from .chat_messages import MessageFields, to_conversation
 from .respond import off_loop
 from .sampling import TokenIds, read_fields, token_ids
 from .types import encode

@@ -11,13 +11,16 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import ContextTooLong, Delta, GenerationRequest, PositionLogprobs
-from ...engine.codec import Codec, Conversation, Message, TextPart, ToolCall
-from ..errors import BadRequest
+from ...engine import Delta, GenerationRequest, PositionLogprobs
+from ...engine.codec import Codec
+from ..cache_trace import as_array
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
 from .body import ignored_header
+from .cache_report import CacheDiagnostics, PromptDiagnosis
+from .chat_messages import MessageFields, encode_chat, invalid
+from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
 from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params
 from .types import (
@@ -30,40 +33,6 @@ from .types import (
     prompt_logprobs_body,
     usage_body,
 )
-
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-
-
-class ContentPart(msgspec.Struct):
-    """One part of a message's content; only text parts can be served."""
-
-    type: str
-    text: str | None = None
-
-
-class FunctionFields(msgspec.Struct):
-    name: str
-    arguments: str = ""
-
-
-class ToolCallFields(msgspec.Struct):
-    id: Annotated[str, Meta(min_length=1)]
-    function: FunctionFields
-    type: str = "function"
-    index: int | None = None
-
-
-class MessageFields(msgspec.Struct, kw_only=True):
-    """One message of a request."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallFields] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -78,59 +47,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-def to_conversation(messages: list[MessageFields]) -> Conversation:
-    """Return the neutral form of a request's messages.
-
-    Raises:
-        BadRequest, InvalidRequest: a message that cannot be understood; `param` has its place.
-    """
-    called: set[str] = set()
-    turns: list[Message] = []
-    for i, fields in enumerate(messages):
-        path = f"messages[{i}]"
-        calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in fields.tool_calls or ()
-        )
-        called.update(call.id for call in calls)
-        if calls and fields.role != "assistant":
-            raise _invalid(f"{path}.tool_calls", f"{path} has tool_calls but its role is not assistant")
-        if fields.role == "tool" and fields.tool_call_id not in called:
-            raise _invalid(
-                f"{path}.tool_call_id", f"{path}.tool_call_id does not name a tool call of an earlier message"
-            )
-        turns.append(
-            Message(
-                fields.role,
-                _content(fields, path),
-                fields.name,
-                calls,
-                fields.tool_call_id,
-                fields.reasoning_content or fields.reasoning,
-            )
-        )
-    return Conversation(tuple(turns))
-
-
-def _content(fields: MessageFields, path: str) -> str | tuple[TextPart, ...] | None:
-    if not isinstance(fields.content, list):
-        return fields.content if fields.content is not None else fields.refusal
-    parts: list[TextPart] = []
-    for j, part in enumerate(fields.content):
-        if part.type not in TEXT_PARTS:
-            raise _invalid(
-                f"{path}.content[{j}].type",
-                f"{path}.content[{j}] has type {part.type[:40]!r}; this model takes text parts only",
-            )
-        if part.text is None:
-            raise _invalid(f"{path}.content[{j}].text", f"{path}.content[{j}].text is missing")
-        parts.append(TextPart(part.text))
-    return tuple(parts)
-
-
-def _invalid(param: str, message: str) -> BadRequest:
-    return BadRequest(message, code="invalid_value", param=param)
 
 
 class ChunkDelta(msgspec.Struct, omit_defaults=True):
@@ -157,6 +73,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChunkChoice]
     usage: UsageBody | None | UnsetType = UNSET
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
@@ -186,6 +103,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[AnswerChoice]
     usage: UsageBody
+    prompt_cache_diagnostics: CacheDiagnostics
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
@@ -201,7 +119,9 @@ class _Answer:
         model: str,
         request: GenerationRequest,
         warnings: list[str],
+        diagnosis: PromptDiagnosis,
     ) -> None:
+        self.diagnosis = diagnosis
         self.codec: Codec = service.codec
         self.id, self.created, self.model = request.id, int(time.time()), model
         self.fingerprint = service.system_fingerprint
@@ -234,9 +154,13 @@ class ChatChunks:
         return events
 
     def end(self) -> list[bytes]:
+        usage = self._steps.usage
+        diagnostics = self._answer.diagnosis.finish(usage)
         if not self._answer.with_usage:
             return []
-        return [encode(self._chunk([], usage_body(self._steps.usage)))]
+        chunk = self._chunk([], usage_body(usage))
+        chunk.prompt_cache_diagnostics = diagnostics
+        return [encode(chunk)]
 
     def _roles(self) -> list[bytes]:
         answer, events = self._answer, []
@@ -303,7 +227,7 @@ class ChatBody:
 
     def body(self) -> bytes:
         answer = self._answer
-        prompt_logprobs = self._prompt_logprobs
+        prompt_logprobs, usage = self._prompt_logprobs, self._steps.usage
         return encode(
             ChatAnswer(
                 id=answer.id,
@@ -311,7 +235,8 @@ class ChatBody:
                 model=answer.model,
                 system_fingerprint=answer.fingerprint,
                 choices=[self._choice(index) for index in range(answer.n)],
-                usage=usage_body(self._steps.usage),
+                usage=usage_body(usage),
+                prompt_cache_diagnostics=answer.diagnosis.finish(usage),
                 prompt_logprobs=UNSET
                 if prompt_logprobs is None
                 else prompt_logprobs_body(prompt_logprobs, answer.codec),
@@ -345,51 +270,48 @@ class ChatApi:
         fields, ignored, size_bytes = await read_fields(request, ChatRequest, config)
         model = service.model_name(fields.model)
         if fields.top_logprobs is not None and not fields.logprobs:
-            raise _invalid("top_logprobs", "top_logprobs needs logprobs=true")
+            raise invalid("top_logprobs", "top_logprobs needs logprobs=true")
         if fields.prompt_logprobs is not None and fields.stream:
-            raise _invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+            raise invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+        asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         params = to_params(
             fields,
             config,
             service.engine.model.vocab_size,
-            max_tokens=fields.max_tokens
-            if fields.max_completion_tokens is None
-            else fields.max_completion_tokens,
+            max_tokens=0 if fields.prewarms else asked,
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             prompt_logprobs=fields.prompt_logprobs,
         )
-        generation = GenerationRequest(
+        prompt = await off_loop(service, size_bytes, lambda: encode_chat(service, fields))
+        diagnosis = PromptDiagnosis(
+            service=service,
             id=f"chatcmpl-{token_hex(16)}",
-            prompt=await off_loop(service, size_bytes, lambda: encode_chat(service, fields)),
+            tokens=as_array(prompt.tokens),
+            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
+            model=model,
+            key=fields.prompt_cache_key or "",
+            conversation=prompt.conversation,
+            template_kwargs=prompt.kwargs,
+            normalised=prompt.normalised,
+            comparison_id=fields.comparison_id,
+        )
+        marked = prompt.last_breakpoint
+        diagnosis.policy = cache_policy(
+            fields, lambda: None if marked is None else diagnosis.tokens_through(marked)
+        )
+        await diagnosis.prepare()
+        generation = GenerationRequest(
+            id=diagnosis.id,
+            prompt=prompt.tokens,
             params=params,
             priority=fields.priority or 0,
-            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
+            salt=diagnosis.salt,
+            cache=diagnosis.policy,
         )
         steps = submit(service, request, [generation])
         warnings = [f"`{name}` has no effect here" for name in ignored]
-        answer = _Answer(service, fields, model, generation, warnings)
+        answer = _Answer(service, fields, model, generation, warnings, diagnosis)
         headers = ignored_header(ignored)
         if fields.stream:
             return stream_response(service, request, steps, ChatChunks(answer, steps), headers)
         return await whole_response(request, steps, ChatBody(answer, steps), headers)
-
-
-def encode_chat(service: Service, fields: ChatRequest) -> list[int]:
-    """Return the prompt's tokens.
-
-    Raises:
-        BadRequest, InvalidRequest: the messages or the template's own complaint.
-        ContextTooLong: found before all was read.
-    """
-    limit = service.engine.model.max_model_len
-    if len(fields.messages) > limit:  # a template writes at least a token for each
-        raise ContextTooLong(len(fields.messages), limit, is_least=True)
-    continues = bool(fields.continue_final_message)
-    generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
-    return service.codec.encode_chat(
-        to_conversation(fields.messages),
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        kwargs=fields.chat_template_kwargs,
-        limit=limit,
-    )

@@ -13,12 +13,15 @@ from starlette.responses import Response
 
 from ...engine import ContextTooLong, Delta, GenerationRequest, ModelInfo, PositionLogprobs
 from ...engine.codec import Codec
+from ..cache_trace import as_array
 from ..errors import BadRequest
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
 from .body import ignored_header
+from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .legacy_logprobs import GeneratedOffsets, LegacyLogprobs, prompt_part
+from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
 from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params, token_ids
 from .types import PromptLogprobs, UsageBody, encode, prompt_logprobs_body, usage_body
@@ -114,6 +117,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: UsageBody | None | UnsetType = UNSET
+    prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
@@ -121,8 +125,15 @@ class _Answer:
     """What chunks and body have in common; follows each choice's place in its text."""
 
     def __init__(
-        self, service: Service, fields: CompletionRequest, model: str, prompts: list[Prompt], answer_id: str
+        self,
+        service: Service,
+        fields: CompletionRequest,
+        model: str,
+        prompts: list[Prompt],
+        answer_id: str,
+        diagnosis: PromptDiagnosis,
     ) -> None:
+        self.diagnosis = diagnosis
         self.codec, self.prompts, self.n = service.codec, prompts, fields.n or 1
         self.id, self.created, self.model = answer_id, int(time.time()), model
         self.fingerprint = service.system_fingerprint
@@ -171,7 +182,11 @@ class _Answer:
         return self._offsets[delta.index].part(delta.logprobs or ())
 
     def whole(
-        self, choices: list[CompletionChoice], usage: UsageBody | None | UnsetType, warnings: list[str]
+        self,
+        choices: list[CompletionChoice],
+        usage: UsageBody | None | UnsetType,
+        warnings: list[str],
+        diagnostics: CacheDiagnostics | UnsetType = UNSET,
     ) -> CompletionAnswer:
         return CompletionAnswer(
             id=self.id,
@@ -180,6 +195,7 @@ class _Answer:
             system_fingerprint=self.fingerprint,
             choices=choices,
             usage=usage,
+            prompt_cache_diagnostics=diagnostics,
             warnings=warnings or UNSET,
         )
 
@@ -205,9 +221,11 @@ class CompletionChunks:
         return events
 
     def end(self) -> list[bytes]:
+        usage = self._steps.usage
+        diagnostics = self._answer.diagnosis.finish(usage)
         if not self._answer.with_usage:
             return []
-        return [encode(self._answer.whole([], usage_body(self._steps.usage), []))]
+        return [encode(self._answer.whole([], usage_body(usage), [], diagnostics))]
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         choice = CompletionChoice(index=delta.index, text=delta.text, finish_reason=delta.finish_reason)
@@ -241,7 +259,9 @@ class CompletionBody:
 
     def body(self) -> bytes:
         choices = [self._choice(index) for index in range(self._answer.choices)]
-        return encode(self._answer.whole(choices, usage_body(self._steps.usage), self._warnings))
+        usage = self._steps.usage
+        diagnostics = self._answer.diagnosis.finish(usage)
+        return encode(self._answer.whole(choices, usage_body(usage), self._warnings, diagnostics))
 
     def _choice(self, index: int) -> CompletionChoice:
         answer, choice = self._answer, self._answer.prompt_choice(index)
@@ -271,7 +291,9 @@ class CompletionApi:
         model = service.model_name(fields.model)
         n = fields.n or 1
         max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-        if max_tokens == 0 and not fields.echo and fields.prompt_logprobs is None:
+        if fields.prewarms:
+            max_tokens = 0
+        elif max_tokens == 0 and not fields.echo and fields.prompt_logprobs is None:
             raise _invalid(
                 "max_tokens", "max_tokens=0 needs echo=true or prompt_logprobs: nothing else is left"
             )
@@ -296,6 +318,18 @@ class CompletionApi:
         )
         answer_id = f"cmpl-{token_hex(16)}"
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)
+        policy = cache_policy(fields)
+        diagnosis = PromptDiagnosis(
+            service=service,
+            id=answer_id,
+            tokens=as_array(prompts[0].token_ids),
+            salt=salt,
+            model=model,
+            key=fields.prompt_cache_key or "",
+            policy=policy,
+            comparison_id=fields.comparison_id,
+        )
+        await diagnosis.prepare()
         generations = [
             GenerationRequest(
                 id=answer_id if len(prompts) == 1 else f"{answer_id}-{row}",
@@ -303,6 +337,7 @@ class CompletionApi:
                 params=params,
                 priority=fields.priority or 0,
                 salt=salt,
+                cache=policy,
             )
             for row, prompt in enumerate(prompts)
         ]
@@ -311,7 +346,7 @@ class CompletionApi:
         except ContextTooLong as err:
             err.param = "prompt"
             raise
-        answer = _Answer(service, fields, model, prompts, answer_id)
+        answer = _Answer(service, fields, model, prompts, answer_id, diagnosis)
         warnings = [f"`{name}` has no effect here" for name in ignored]
         headers = ignored_header(ignored)
         if fields.stream:
@@ -324,6 +359,4 @@ def _prompt_logprobs(fields: CompletionRequest, max_tokens: int) -> int | None:
     wanted = [fields.prompt_logprobs] if fields.prompt_logprobs is not None else []
     if fields.echo and fields.logprobs is not None:
         wanted.append(fields.logprobs)
-    if max_tokens == 0:
-        wanted.append(0)  # the engine's way to compute a prompt only
     return max(wanted, default=None)

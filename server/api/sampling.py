@@ -17,6 +17,7 @@ from ...engine import SamplingParams
 from ..config import ServerConfig
 from ..errors import BadRequest
 from .body import gc_paused, parse_object, read_body, typed, unknown_fields
+from .prompt_cache import PromptCacheFields
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -66,15 +67,11 @@ UNAVAILABLE: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that would change the output and that we cannot honour; with the values that ask for nothing."""
 
-WITHOUT_EFFECT = frozenset(
-    "reasoning_effort thinking verbosity prediction moderation prompt_cache_options "
-    "prompt_cache_retention".split()
-)
+WITHOUT_EFFECT = frozenset("reasoning_effort thinking verbosity prediction moderation".split())
 """Known fields that steer what this server has no wheel for; named back in `x-ignored-fields`."""
 
 LABELS = frozenset(
-    "user metadata store service_tier prompt_cache_key safety_identifier request_id "
-    "parallel_tool_calls".split()
+    "user metadata store service_tier safety_identifier request_id parallel_tool_calls".split()
 )
 """Known fields that never change an answer here; accepted silently."""
 
@@ -90,7 +87,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Accepted; nothing is padded here, since the connection is the operator's own."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(PromptCacheFields, kw_only=True):
     """Fields of both `/v1/chat/completions` and `/v1/completions`; null is the default everywhere."""
 
     model: str | None = None
@@ -116,7 +113,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
 
 
 async def read_fields(request: Request, form: type[S], config: ServerConfig) -> tuple[S, list[str], int]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from ...engine import Delta, DeltaIterator, Engine, GenerationRequest, RequestFailed, Usage
+from ...engine import CacheReport, Delta, DeltaIterator, Engine, GenerationRequest, RequestFailed, Usage
 from ..errors import draining
 from ..metrics import Telemetry
 
@@ -62,6 +63,7 @@ class ResponseSteps:
             completion_tokens=sum(usage.completion_tokens for usage in self._usages),
             cached_tokens=sum(usage.cached_tokens for usage in self._usages),
             cache_write_tokens=sum(usage.cache_write_tokens for usage in self._usages),
+            cache=_merged_reports([usage.cache for usage in self._usages]),
         )
 
     def __aiter__(self) -> ResponseSteps:
@@ -120,6 +122,16 @@ class ResponseSteps:
         if not self._ended:
             self._ended = True
             self._telemetry.request_latency_s.observe(time.perf_counter() - self._arrived_at)
+
+
+def _merged_reports(reports: Sequence[CacheReport]) -> CacheReport:
+    """What is said of the first prompt, with the tokens of all."""
+    if len(reports) == 1:
+        return reports[0]
+    sources: Counter[str] = Counter()
+    for report in reports:
+        sources.update(report.sources)
+    return msgspec.structs.replace(reports[0], sources=dict(sources))
 
 
 def _as_failure(delta: Delta) -> Exception:

@@ -10,7 +10,8 @@ from http_server import client_of, scripted_app
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artesian.server.api.openai_chat import ChatRequest, MessageFields
+from artesian.server.api.chat_messages import MessageFields
+from artesian.server.api.openai_chat import ChatRequest
 from artesian.server.api.openai_completions import CompletionRequest
 from artesian.server.api.sampling import UNAVAILABLE
 

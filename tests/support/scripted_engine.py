@@ -30,6 +30,7 @@ from artesian.engine import (
     Usage,
 )
 from artesian.engine.codec import Codec, TextStream
+from artesian.engine.prompt_cache import names_only
 
 BOS, IM_START, IM_END = 256, 257, 258
 VOCAB_SIZE = 259
@@ -122,6 +123,7 @@ class ScriptedEngine:
         """Steps computed in all."""
         self.healthy = True
         self.is_open = False
+        self.prompt_cache = names_only()
         self._slots = asyncio.Semaphore(slots)
         self._live: dict[str, _Run] = {}
         self._running: set[str] = set()

@@ -58,7 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FakeExecutor(self.tables, groups, kv_blocks, VOCAB)
         self.workers = ManualWorkers()
         self.tier = FlakyTier(
-            budget_bytes=tier_blocks * sum(g.block_bytes for g in groups), default_ttl_s=60.0, clock=FakeClock()
+            budget_bytes=tier_blocks * sum(g.block_bytes for g in groups),
+            default_ttl_s=60.0,
+            clock=FakeClock(),
         )
         if below:
             self.scheduler.mover = Mover(

@@ -1,0 +1,160 @@
+"""The messages of a chat request: their Structs, the neutral conversation, the prompt's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from ...engine import ContextTooLong
+from ...engine.codec import Conversation, Message, TextPart, ToolCall
+from ..errors import BadRequest
+from ..service import Service
+from .normalise import Change, normalise
+from .prompt_cache import PromptCacheBreakpoint
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content; only text parts can be served."""
+
+    type: str
+    text: str | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+class FunctionFields(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class ToolCallFields(msgspec.Struct):
+    id: Annotated[str, Meta(min_length=1)]
+    function: FunctionFields
+    type: str = "function"
+    index: int | None = None
+
+
+class MessageFields(msgspec.Struct, kw_only=True):
+    """One message of a request."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallFields] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+def to_conversation(messages: list[MessageFields]) -> Conversation:
+    """Return the neutral form of a request's messages.
+
+    Raises:
+        BadRequest, InvalidRequest: a message that cannot be understood; `param` has its place.
+    """
+    called: set[str] = set()
+    turns: list[Message] = []
+    for i, fields in enumerate(messages):
+        path = f"messages[{i}]"
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in fields.tool_calls or ()
+        )
+        called.update(call.id for call in calls)
+        if calls and fields.role != "assistant":
+            raise invalid(f"{path}.tool_calls", f"{path} has tool_calls but its role is not assistant")
+        if fields.role == "tool" and fields.tool_call_id not in called:
+            raise invalid(
+                f"{path}.tool_call_id", f"{path}.tool_call_id does not name a tool call of an earlier message"
+            )
+        turns.append(
+            Message(
+                fields.role,
+                _content(fields, path),
+                fields.name,
+                calls,
+                fields.tool_call_id,
+                fields.reasoning_content or fields.reasoning,
+            )
+        )
+    return Conversation(tuple(turns))
+
+
+def _content(fields: MessageFields, path: str) -> str | tuple[TextPart, ...] | None:
+    if not isinstance(fields.content, list):
+        return fields.content if fields.content is not None else fields.refusal
+    parts: list[TextPart] = []
+    for j, part in enumerate(fields.content):
+        if part.type not in TEXT_PARTS:
+            raise invalid(
+                f"{path}.content[{j}].type",
+                f"{path}.content[{j}] has type {part.type[:40]!r}; this model takes text parts only",
+            )
+        if part.text is None:
+            raise invalid(f"{path}.content[{j}].text", f"{path}.content[{j}].text is missing")
+        parts.append(TextPart(part.text))
+    return tuple(parts)
+
+
+def invalid(param: str, message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_value", param=param)
+
+
+class ChatFields(Protocol):
+    """What a request must have to become a prompt."""
+
+    messages: list[MessageFields]
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt's tokens, and what they were made of."""
+
+    tokens: list[int]
+    conversation: Conversation
+    kwargs: Mapping[str, Any]
+    normalised: tuple[Change, ...] = ()
+    last_breakpoint: int | None = None
+    """The last message with a `prompt_cache_breakpoint`."""
+
+
+def encode_chat(service: Service, fields: ChatFields) -> ChatPrompt:
+    """Return the prompt.
+
+    Raises:
+        BadRequest, InvalidRequest: the messages or the template's own complaint.
+        ContextTooLong: found before all was read.
+    """
+    limit = service.engine.model.max_model_len
+    if len(fields.messages) > limit:  # a template writes at least a token for each
+        raise ContextTooLong(len(fields.messages), limit, is_least=True)
+    continues = bool(fields.continue_final_message)
+    generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    conversation = to_conversation(fields.messages)
+    changes: tuple[Change, ...] = ()
+    if service.config.normalise_prompts:
+        conversation, changes = normalise(conversation)
+    tokens = service.codec.encode_chat(
+        conversation,
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        kwargs=fields.chat_template_kwargs,
+        limit=limit,
+    )
+    marked = [
+        index
+        for index, message in enumerate(fields.messages)
+        if isinstance(message.content, list)
+        and any(part.prompt_cache_breakpoint is not None for part in message.content)
+    ]
+    return ChatPrompt(
+        tokens, conversation, fields.chat_template_kwargs or {}, changes, max(marked, default=None)
+    )

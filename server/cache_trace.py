@@ -1,0 +1,141 @@
+"""What is remembered of a finished prompt, so that a later miss can be explained: its tokens and its turns.
+
+A trace is kept in memory for a while and, as a named record of the prompt cache, as long as the prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from ..engine import PromptCache
+
+NAMESPACE = "responses"
+MAX_MEMORY_TOKENS = 4_000_000
+"""Of all remembered prompts: 16 MB."""
+COMPARED = 64
+"""The latest prompts of a tenant that a new one is compared with."""
+MAX_TRACE_TOKENS = 1 << 20
+
+I32 = NDArray[np.int32]
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """One message: its role and a digest of all it says."""
+
+    role: str
+    digest: bytes
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished prompt, as it is stored (msgpack)."""
+
+    id: str
+    """The response's id."""
+    model: str
+    weights: str
+    """Digest of the model's weights."""
+    created_at: float
+    count: int
+    """Tokens of the prompt."""
+    packed: bytes
+    """The prompt's tokens, little-endian int32, zstd."""
+    turns: tuple[Turn, ...] = ()
+    settings: bytes = b""
+    """Digest of the template's arguments and the tools."""
+    key: str = ""
+    """prompt_cache_key."""
+
+
+def digest(value: object) -> bytes:
+    """Eight bytes that stand for a JSON-like value."""
+    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=8).digest()
+
+
+def as_array(tokens: Sequence[int]) -> I32:
+    return np.asarray(tokens, np.int32)
+
+
+def pack_tokens(tokens: I32) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(tokens.astype("<i4").tobytes())
+
+
+def unpack_tokens(trace: Trace) -> I32:
+    """The prompt's tokens; empty if they cannot be read."""
+    if not 0 <= trace.count <= MAX_TRACE_TOKENS:
+        return np.zeros(0, np.int32)
+    try:
+        data = zstandard.ZstdDecompressor().decompress(trace.packed, max_output_size=4 * trace.count + 64)
+    except zstandard.ZstdError:
+        return np.zeros(0, np.int32)
+    return np.frombuffer(data[: len(data) // 4 * 4], "<i4").astype(np.int32)
+
+
+def common_prefix(a: I32, b: I32) -> int:
+    """Tokens that two prompts share from their beginning."""
+    count = min(len(a), len(b))
+    differs = a[:count] != b[:count]
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count
+
+
+class TraceBook:
+    """The traces of one server, the latest in memory."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[tuple[str, str], tuple[Trace, I32]] = OrderedDict()
+        self._tokens = 0
+
+    def add(self, cache: PromptCache, salt: str, trace: Trace, tokens: I32, ttl_s: float | None) -> None:
+        """Remember a prompt; below the device too if it is kept there (`ttl_s`)."""
+        self._remember(salt, trace, tokens)
+        if ttl_s is not None:
+            cache.put_soon(NAMESPACE, salt, trace.id, msgspec.msgpack.encode(trace), ttl_s)
+
+    async def get(self, cache: PromptCache, salt: str, id: str) -> tuple[Trace, I32] | None:
+        """A tenant's trace by response id, from memory or from below."""
+        known = self._recent.get((salt, id))
+        if known is not None:
+            return known
+        data = await cache.get(NAMESPACE, salt, id)
+        if data is None:
+            return None
+        try:
+            trace = msgspec.msgpack.decode(data, type=Trace)
+        except msgspec.DecodeError:
+            return None
+        tokens = unpack_tokens(trace)
+        self._remember(salt, trace, tokens)
+        return trace, tokens
+
+    def closest(self, salt: str, tokens: I32, key: str) -> tuple[Trace, I32] | None:
+        """The recent prompt of a tenant that shares the most with this one; with a prompt_cache_key, among
+        those of the same key if there are any."""
+        recent = [known for (owner, _), known in reversed(self._recent.items()) if owner == salt][:COMPARED]
+        if key and (same := [known for known in recent if known[0].key == key]):
+            recent = same
+        best = max(recent, key=lambda known: common_prefix(known[1], tokens), default=None)
+        return best if best is not None and common_prefix(best[1], tokens) > 0 else None
+
+    def recent(self, salt: str) -> list[Trace]:
+        """A tenant's traces in memory, the latest first."""
+        return [trace for (owner, _), (trace, _) in reversed(self._recent.items()) if owner == salt]
+
+    def forget(self, salt: str, id: str) -> None:
+        known = self._recent.pop((salt, id), None)
+        if known is not None:
+            self._tokens -= len(known[1])
+
+    def _remember(self, salt: str, trace: Trace, tokens: I32) -> None:
+        self.forget(salt, trace.id)
+        self._recent[salt, trace.id] = (trace, tokens)
+        self._tokens += len(tokens)
+        while self._tokens > MAX_MEMORY_TOKENS and len(self._recent) > 1:
+            _, (_, old) = self._recent.popitem(last=False)
+            self._tokens -= len(old)
