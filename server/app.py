@@ -14,6 +14,7 @@ from starlette.routing import Route
 from ..engine import Engine
 from ..engine.codec import Codec
 from .admission import Admission, KeyLimits
+from .api.caches import ACTS, CachesApi
 from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
@@ -32,9 +33,17 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     telemetry = Telemetry()
     service = Service(engine, codec, config, telemetry)
     chat, completions, meta = ChatApi(service), CompletionApi(service), MetaApi(service)
+    caches = CachesApi(service)
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/caches", caches.create, methods=["POST"]),
+        Route("/v1/caches", caches.list_all, methods=["GET"]),
+        Route("/v1/caches", caches.delete_by_key, methods=["DELETE"]),
+        Route("/v1/caches/explain", caches.explain, methods=["POST"]),
+        Route("/v1/caches/{name}", caches.get, methods=["GET"]),
+        Route("/v1/caches/{name}", caches.delete, methods=["DELETE"]),
+        *[Route(f"/v1/caches/{{name}}/{act}", caches.act(act), methods=["POST"]) for act in ACTS],
         Route("/v1/models", meta.models),
         Route("/v1/models/{id:path}", meta.model),
         *[Route(f"{prefix}/tokenize", meta.tokenize, methods=["POST"]) for prefix in ("", "/v1")],

@@ -66,12 +66,12 @@ def pack_tokens(tokens: I32) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(tokens.astype("<i4").tobytes())
 
 
-def unpack_tokens(trace: Trace) -> I32:
-    """The prompt's tokens; empty if they cannot be read."""
-    if not 0 <= trace.count <= MAX_TRACE_TOKENS:
+def unpack_tokens(count: int, packed: bytes) -> I32:
+    """The tokens of `pack_tokens`; empty if they cannot be read."""
+    if not 0 <= count <= MAX_TRACE_TOKENS:
         return np.zeros(0, np.int32)
     try:
-        data = zstandard.ZstdDecompressor().decompress(trace.packed, max_output_size=4 * trace.count + 64)
+        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=4 * count + 64)
     except zstandard.ZstdError:
         return np.zeros(0, np.int32)
     return np.frombuffer(data[: len(data) // 4 * 4], "<i4").astype(np.int32)
@@ -110,7 +110,7 @@ class TraceBook:
             trace = msgspec.msgpack.decode(data, type=Trace)
         except msgspec.DecodeError:
             return None
-        tokens = unpack_tokens(trace)
+        tokens = unpack_tokens(trace.count, trace.packed)
         self._remember(salt, trace, tokens)
         return trace, tokens
 

@@ -23,6 +23,22 @@ TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 LAG_INTERVAL_S = 0.25
+TIER_GAUGES = {
+    "records": "Records kept",
+    "bytes": "Bytes used",
+    "budget_bytes": "Bytes that may be used",
+    "suspended": "1 = nothing is written for now",
+}
+TIER_COUNTERS = {
+    "hits": "Records read and found sound",
+    "read_bytes": "Payload bytes read",
+    "written_records": "Records written",
+    "written_bytes": "Bytes written",
+    "expired": "Records whose time was over",
+    "evicted": "Records that gave way before their time",
+    "deleted": "Records deleted on request",
+    "dropped": "Records that could not be written",
+}
 
 
 class Histogram:
@@ -67,6 +83,10 @@ class Telemetry:
         self.event_loop_lag_s = Histogram(LAG_S)
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.cached_by_source: Counter[str] = Counter()
+        """The cached tokens by where they were: device, host, disk, shared."""
+        self.load_time_s = Histogram(LATENCY_S)
+        """How long requests waited for blocks from below the device."""
         self.generation_tokens = 0
         self.finished: Counter[str] = Counter()
         """Choices by finish reason."""
@@ -81,6 +101,9 @@ class Telemetry:
         """Add the prompt side of one finished request (tokens generated are counted as they come)."""
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
+        self.cached_by_source.update(usage.cache.sources)
+        if usage.cache.load_s:
+            self.load_time_s.observe(usage.cache.load_s)
         self.queue_time_s.observe(usage.queued_s)
 
     async def watch_event_loop(self) -> None:
@@ -104,6 +127,7 @@ class MetricsCollector(Collector):
         for prefix in self._prefixes:
             yield from self._popular(prefix, status)
         yield from self._own(status)
+        yield from self._tiers()
 
     def _popular(self, prefix: str, status: EngineStatus) -> Iterator[Metric]:
         """The names that people already chart."""
@@ -146,7 +170,10 @@ class MetricsCollector(Collector):
             "artesian_prompt_tokens_by_source",
             "Prompt tokens by where their KV came from",
             "source",
-            Counter(cache=telemetry.cached_tokens, compute=telemetry.prompt_tokens - telemetry.cached_tokens),
+            telemetry.cached_by_source
+            + Counter(
+                cache=telemetry.cached_tokens, compute=telemetry.prompt_tokens - telemetry.cached_tokens
+            ),
         )
         yield self._by_label(
             "artesian_admission_rejections", "Requests refused for now", "reason", telemetry.rejections
@@ -162,6 +189,32 @@ class MetricsCollector(Collector):
         )
         yield self._histogram(
             "artesian_event_loop_lag_seconds", "How late the event loop wakes", telemetry.event_loop_lag_s
+        )
+
+    def _tiers(self) -> Iterator[Metric]:
+        """The prompt cache's tiers below the device."""
+        tiers = self._engine.prompt_cache.status()
+        for name, what in TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(f"artesian_cache_{name}", what, labels=["model_name", "tier"])
+            for tier in tiers:
+                gauge.add_metric([self._model, tier.name], float(getattr(tier, name)))
+            yield gauge
+        for name, what in TIER_COUNTERS.items():
+            counter = CounterMetricFamily(f"artesian_cache_{name}", what, labels=["model_name", "tier"])
+            for tier in tiers:
+                counter.add_metric([self._model, tier.name], getattr(tier, name))
+            yield counter
+        faults = CounterMetricFamily(
+            "artesian_cache_faults",
+            "Faults of a tier: each was a miss",
+            labels=["model_name", "tier", "kind"],
+        )
+        for tier in tiers:
+            for kind, count in tier.faults.items():
+                faults.add_metric([self._model, tier.name, kind], count)
+        yield faults
+        yield self._histogram(
+            "artesian_cache_load_seconds", "Wait for blocks of a tier", self._telemetry.load_time_s
         )
 
     def _gauge(self, name: str, what: str, value: float) -> Metric:

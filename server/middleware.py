@@ -192,7 +192,7 @@ def cors(origins: tuple[str, ...]) -> list[Middleware]:
         return []
     options: dict[str, Any] = {
         "allow_origins": origins,
-        "allow_methods": ("GET", "POST", "OPTIONS"),
+        "allow_methods": ("GET", "POST", "DELETE", "OPTIONS"),
         "allow_headers": ("*",),
         "expose_headers": EXPOSED_HEADERS,
     }

@@ -5,6 +5,7 @@ The shapes are those of OpenAI's Responses API, with more fields; every protocol
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...engine import CachePolicy, InvalidRequest, Usage
+from ...engine import CachedPrompt, CachePolicy, CacheReport, InvalidRequest, Usage
 from ...engine.codec import Conversation
 from ..cache_trace import I32, Trace, TraceBook, Turn, as_array, common_prefix, digest, pack_tokens
 from ..service import Service
@@ -100,6 +101,23 @@ class PromptDiagnosis:
             self._book.add(self.service.engine.prompt_cache, self.salt, trace, self.tokens, report.ttl_s)
         return diagnostics
 
+    def explain_ahead(self, found: CachedPrompt) -> CacheDiagnostics:
+        """The diagnostics that a request would get now."""
+        report = CacheReport(
+            sources=found.sources,
+            created_at=found.created_at,
+            expires_at=found.expires_at,
+            miss=found.ends_with,
+        )
+        return self.explain(
+            Usage(
+                prompt_tokens=found.tokens,
+                completion_tokens=0,
+                cached_tokens=min(found.cached_tokens, max(found.tokens - 1, 0)),
+                cache=report,
+            )
+        )
+
     def explain(self, usage: Usage) -> CacheDiagnostics:
         """The diagnostics, without leaving a trace."""
         report, cached = usage.cache, usage.cached_tokens
@@ -109,9 +127,11 @@ class PromptDiagnosis:
         if report.created_at is not None:
             facts |= {"created_at": report.created_at, "age_s": max(0.0, time.time() - report.created_at)}
         if report.expires_at is not None:
-            facts |= {"expires_at": report.expires_at, "ttl_s": report.ttl_s}
+            facts["expires_at"] = report.expires_at if math.isfinite(report.expires_at) else UNSET
+        if report.ttl_s is not None:
+            facts["ttl_s"] = report.ttl_s
         if report.load_s:
-            facts["load_s"] = report.load_s
+            facts["load_s"] = round(report.load_s, 6)
         if self.normalised:
             facts["normalised"] = self.normalised
         if self.comparison_id is not None and self.compared is None:
@@ -141,16 +161,17 @@ class PromptDiagnosis:
         block_tokens = self.service.engine.prompt_cache.block_tokens
         if len(self.tokens) <= block_tokens and not cached:
             return "too_short"
+        is_hit = cached >= block_tokens or not miss
         if miss in LOST and cached < max(reusable, 1):
             return miss
         if compared is None:
-            return None if cached else miss or "never_seen"
+            return None if is_hit else miss or "never_seen"
         trace, tokens = compared
         if trace.weights != self.service.engine.model.weights_digest:
-            return None if cached >= reusable and cached else "model_changed"
-        if shared < min(len(tokens), len(self.tokens)) and (self.compared is not None or not cached):
+            return None if is_hit and cached >= reusable else "model_changed"
+        if shared < min(len(tokens), len(self.tokens)) and (self.compared is not None or not is_hit):
             return "tools_changed" if trace.settings != self._settings() else "input_changed"
-        return None if cached or not miss else miss
+        return None if is_hit else miss
 
     def _settings(self) -> bytes:
         return digest(self.template_kwargs) if self.template_kwargs else b""

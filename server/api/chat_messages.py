@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -106,9 +106,8 @@ def invalid(param: str, message: str) -> BadRequest:
 
 
 class ChatFields(Protocol):
-    """What a request must have to become a prompt."""
+    """What a request says besides its messages."""
 
-    messages: list[MessageFields]
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
@@ -119,14 +118,14 @@ class ChatPrompt:
     """A prompt's tokens, and what they were made of."""
 
     tokens: list[int]
-    conversation: Conversation
-    kwargs: Mapping[str, Any]
+    conversation: Conversation | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     normalised: tuple[Change, ...] = ()
     last_breakpoint: int | None = None
     """The last message with a `prompt_cache_breakpoint`."""
 
 
-def encode_chat(service: Service, fields: ChatFields) -> ChatPrompt:
+def encode_chat(service: Service, fields: ChatFields, messages: list[MessageFields]) -> ChatPrompt:
     """Return the prompt.
 
     Raises:
@@ -134,11 +133,11 @@ def encode_chat(service: Service, fields: ChatFields) -> ChatPrompt:
         ContextTooLong: found before all was read.
     """
     limit = service.engine.model.max_model_len
-    if len(fields.messages) > limit:  # a template writes at least a token for each
-        raise ContextTooLong(len(fields.messages), limit, is_least=True)
+    if len(messages) > limit:  # a template writes at least a token for each
+        raise ContextTooLong(len(messages), limit, is_least=True)
     continues = bool(fields.continue_final_message)
     generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
-    conversation = to_conversation(fields.messages)
+    conversation = to_conversation(messages)
     changes: tuple[Change, ...] = ()
     if service.config.normalise_prompts:
         conversation, changes = normalise(conversation)
@@ -151,7 +150,7 @@ def encode_chat(service: Service, fields: ChatFields) -> ChatPrompt:
     )
     marked = [
         index
-        for index, message in enumerate(fields.messages)
+        for index, message in enumerate(messages)
         if isinstance(message.content, list)
         and any(part.prompt_cache_breakpoint is not None for part in message.content)
     ]

@@ -282,7 +282,7 @@ class ChatApi:
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             prompt_logprobs=fields.prompt_logprobs,
         )
-        prompt = await off_loop(service, size_bytes, lambda: encode_chat(service, fields))
+        prompt = await off_loop(service, size_bytes, lambda: encode_chat(service, fields, fields.messages))
         diagnosis = PromptDiagnosis(
             service=service,
             id=f"chatcmpl-{token_hex(16)}",
