@@ -123,6 +123,11 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def kv_layout(self) -> str:
+        """The `Executor.kv_layout` of what `load` would make."""
+        ...
+
     def ops(self) -> frozenset[str]:
         """Codes of the ops this backend runs."""
         ...

@@ -97,12 +97,14 @@ class NvmeTier:
         self._clock, self._read_only, self._item_bytes = clock, read_only, item_bytes
         self._codec = codecs.SPLIT_ZSTD if compression == "zstd" else codecs.NONE
         self._segment_bytes = max(min(SEGMENT_BYTES, budget_bytes // BUDGET_SEGMENTS), 1)
-        self._files = SegmentFiles(self.root / "seg", align)
+        self.files = SegmentFiles(self.root / "seg", align)
         self._bad: deque[tuple[bytes, int]] = deque()
         """Records that a reader found bad; taken out with the next change."""
         self._suspended_until = 0.0
         self._suspend_s = SUSPEND_S[0]
         self._warned_at = -WARN_EVERY_S
+        self.problem = ""
+        """What went wrong last."""
         self._swept = False
         self._punches = False
         self._users = 0
@@ -115,6 +117,11 @@ class NvmeTier:
             self._open()
         except (OSError, lmdb.Error, LeaseHeld, IndexDamaged) as err:
             self._failed(err, "the disk cache cannot be opened and is off for now")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an index to read."""
+        return self._index is not None
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class NvmeTier:
         assert isinstance(where, _Where)
         place = where.place
         with self._checked(found.key, place.seq):
-            with self._files.reading(where.name) as reading:
+            with self.files.reading(where.name) as reading:
                 header, stored = self._read_record(reading, place, len(content), out)
                 has = (header.kind, header.key, header.identity, header.content)
                 same = has == (kind, found.key, identity, content) and header.seq == place.seq
@@ -166,7 +173,7 @@ class NvmeTier:
         where = found.place
         assert isinstance(where, _Where)
         with self._checked(found.key, where.place.seq):
-            with self._files.reading(where.name) as reading:
+            with self.files.reading(where.name) as reading:
                 data = os.pread(reading.fd, min(where.place.length, 1 << 16), where.place.offset)
                 header = parse_header(data, reading.segment_id)
                 if header.key != found.key or header.seq != where.place.seq:
@@ -187,7 +194,7 @@ class NvmeTier:
 
     def entries(self, kind: Kind, identity: bytes | None = None) -> Iterator[Entry]:
         """See `Tier.entries`."""
-        for found, place in self._list(kind, identity):
+        for found, place in self.listed(kind, identity):
             try:
                 header = self.header(found)
             except TierFault:
@@ -198,7 +205,8 @@ class NvmeTier:
                     place.ttl_s,
                 )  # fmt: skip
 
-    def _list(self, kind: Kind, identity: bytes | None) -> list[tuple[Found, Place]]:
+    def listed(self, kind: Kind, identity: bytes | None = None) -> list[tuple[Found, Place]]:
+        """What `entries` would list, by the index alone."""
         listed: list[tuple[Found, Place]] = []
         with self._snapshot() as view:
             if view is None:
@@ -353,7 +361,7 @@ class NvmeTier:
             if not self._swept:
                 self._swept = True
                 with self._change(index) as change:
-                    sweep(self._files, change)
+                    sweep(self.files, change)
             with self._change(index) as change:
                 now = self._clock()
                 self._clamp(change, now)
@@ -373,7 +381,7 @@ class NvmeTier:
             self._lock.wait_for(lambda: not self._users, timeout=2.0)
             idle = not self._users
         if idle:
-            self._files.close()
+            self.files.close()
             for part in (self._index, self._journal, self._lease):
                 if part is not None:
                     part.close()
@@ -410,10 +418,10 @@ class NvmeTier:
             if stale:
                 self._kill(change, stale, None)
             lengths = [
-                record_length(len(record.content), len(stored), self._files.align)
+                record_length(len(record.content), len(stored), self.files.align)
                 for record, _, stored in fresh.values()
             ]
-            room = self._make_room(change, sum(lengths) + 2 * self._files.header_bytes)
+            room = self._make_room(change, sum(lengths) + 2 * self.files.header_bytes)
         if not room:
             self.stats.fault("full")
             return kept
@@ -429,23 +437,23 @@ class NvmeTier:
         ends: dict[int, int] = {}
         with self._change(index) as change:
             for record, codec, stored in fresh:
-                length = record_length(len(record.content), len(stored), self._files.align)
+                length = record_length(len(record.content), len(stored), self.files.align)
                 bucket = int(now + record.ttl_s) // BUCKET_S
-                writing = self._files.writing(bucket)
+                writing = self.files.writing(bucket)
                 if writing is None or ends.get(bucket, writing.end) >= self._segment_bytes:
                     if writing is not None and bucket in ends:
                         os.fdatasync(writing.fd)
                         writing.end = ends.pop(bucket)
-                    writing = self._files.create(bucket, change.totals.next_segment, now)
+                    writing = self.files.create(bucket, change.totals.next_segment, now)
                     change.totals.next_segment += 1
-                    change.totals.segment_bytes += self._files.header_bytes
+                    change.totals.segment_bytes += self.files.header_bytes
                     change.put_segment(writing.number, SegmentInfo(writing.end, 0, 0, 0.0, writing.name))
                 offset = ends.get(bucket, writing.end)
                 seq = change.totals.next_seq
                 change.totals.next_seq += 1
                 expires_at = now + record.ttl_s
                 head = encode_header(
-                    record, writing.segment_id, self._files.align, codec=codec, stored=stored, seq=seq,
+                    record, writing.segment_id, self.files.align, codec=codec, stored=stored, seq=seq,
                     created_at=now, expires_at=expires_at,
                 )  # fmt: skip
                 tail = bytes(length - len(head) - len(stored))
@@ -458,7 +466,7 @@ class NvmeTier:
                 )  # fmt: skip
                 added.append((record, place))
             for bucket, end in ends.items():
-                writing = self._files.writing(bucket)
+                writing = self.files.writing(bucket)
                 assert writing is not None
                 os.fdatasync(writing.fd)
                 writing.end = end
@@ -528,7 +536,7 @@ class NvmeTier:
             if info is not None and (durable or dying[place.segment] < info.live_records):
                 # Where all of a segment dies, its file goes as a whole.
                 with suppress(OSError):
-                    self._files.erase(info.name, place.offset, place.length, durable=durable)
+                    self.files.erase(info.name, place.offset, place.length, durable=durable)
             if self._punches:
                 change.totals.segment_bytes -= place.length
             change.remove(key, place, None, fate)
@@ -537,11 +545,11 @@ class NvmeTier:
 
     def _remove_dead_segments(self, change: Change) -> None:
         for number, info in [pair for pair in change.segments() if not pair[1].live_records]:
-            writing = next((w for w in self._files.open_writings() if w.number == number), None)
+            writing = next((w for w in self.files.open_writings() if w.number == number), None)
             if writing is not None and writing.end < self._segment_bytes // 2:
                 continue  # still good for more
-            if self._files.remove(number, info.name):
-                size = self._files.header_bytes if self._punches else info.file_bytes
+            if self.files.remove(number, info.name):
+                size = self.files.header_bytes if self._punches else info.file_bytes
                 change.totals.segment_bytes -= size
                 change.remove_segment(number)
 
@@ -642,7 +650,7 @@ class NvmeTier:
     def _open_index(self) -> Index:
         try:
             is_new = not (self.root / "index" / "data.mdb").exists()
-            if is_new and any(self._files.names()):
+            if is_new and any(self.files.names()):
                 raise IndexDamaged("there are segments but no index")
             self._index = Index(self.root / "index")
             return self._index
@@ -657,7 +665,7 @@ class NvmeTier:
         for path in (self.root / "index").iterdir():
             path.unlink()
         index = Index(self.root / "index")
-        rebuild(index, self._files, self._journal, self._punches)
+        rebuild(index, self.files, self._journal, self._punches)
         self._index = index
         self._swept = False
         return index
@@ -715,10 +723,10 @@ class NvmeTier:
         kinds = {errno.EROFS: "read_only", errno.EACCES: "denied", errno.EPERM: "denied"}
         index = isinstance(err, lmdb.Error | IndexDamaged)
         self.stats.fault("full" if full else "index" if index else kinds.get(code or 0, "io"))
-        self.stats.suspended = True
+        self.stats.suspended, self.problem = True, str(err)
         self._suspended_until = time.monotonic() + self._suspend_s
         self._suspend_s = min(2 * self._suspend_s, SUSPEND_S[1])
-        self._files.roll_back()
+        self.files.roll_back()
         if full:
             with suppress(OSError):
                 (self.root / "reserve").unlink()

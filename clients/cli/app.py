@@ -24,6 +24,7 @@ COMMANDS = {
         "run": "Answer a file of requests, OpenAI's batch format in and out.",
     },
     "Look inside": {
+        "cache": "Look into the prompt cache on disk: list, explain, verify, delete, move.",
         "explain": "Print a model's forward pass as the backends run it.",
         "doctor": "Check what this machine offers, and say what is missing.",
         "bench": "Measure: `artesian bench` lists the scenarios.",

@@ -14,6 +14,7 @@ import numpy as np
 from ...cache import KVStore
 from ...cache.mover import open_tiers
 from ...cache.sizing import blocks_for_budget, context_capacity
+from ...cache.spec import layout_digest
 from ...cache.tiers import Tier
 from ...kernels.backend import Backend, BackendError, Executor, StepLimits, check_ops, open_backend
 from ...kernels.batch import SlotTables, StepBatch, StepOutput
@@ -99,6 +100,21 @@ def assemble(config: EngineConfig) -> Runtime:
     store = KVStore(program.kv_groups, kv_blocks, model.digest, config.cache, executor.kv_layout)
     tiers = open_tiers(config.cache, ITEM_BYTES[dtype]) if config.cache.enable_prefix_caching else []
     return Runtime(info, codec, program, executor, tables, store, cost, limits, frozenset(eos), tiers)
+
+
+def kv_identities(config: EngineConfig, model: ModelFile) -> dict[str, bytes]:
+    """By backend, the identity under which it would keep this model's blocks (`layout_digest`). No weights
+    are loaded."""
+    dtype: KVDtype = "f16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    program = build_program(model.config, kv_dtype=dtype, block_tokens=config.cache.block_tokens)
+    identities: dict[str, bytes] = {}
+    for name in AUTO_BACKENDS if config.backend == "auto" else (config.backend,):
+        try:
+            kv_layout = open_backend(name).kv_layout
+        except BackendError:
+            continue
+        identities[name] = layout_digest(model.digest, program.kv_groups, kv_layout)
+    return identities
 
 
 def codec_of(model: ModelFile, template: Path | None = None) -> Codec:

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define ABI_VERSION 1  // raised when a function is added or changes; native.py has the same
+#define ABI_VERSION 2  // raised when a function is added or changes; native.py has the same
 
 enum op_code {
     OP_EMBED,

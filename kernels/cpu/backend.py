@@ -56,6 +56,12 @@ class CpuBackend:
     def __init__(self, isa: str = "best") -> None:
         self._isa = isa
 
+    @property
+    def kv_layout(self) -> str:
+        """See `Backend.kv_layout`."""
+        isa: bytes = native.library().artesian_isa_for(ISAS[self._isa])
+        return f"{KV_LAYOUT}-{isa.decode()}"
+
     def ops(self) -> frozenset[str]:
         return OPS
 

@@ -36,6 +36,7 @@ EXPORT const float *artesian_logits(const struct executor *ex);
 
 EXPORT void artesian_memory(const struct executor *ex, struct memory *out);
 EXPORT const char *artesian_isa(const struct executor *ex);
+EXPORT const char *artesian_isa_for(int isa);  // what `artesian_create` would choose; "" = nothing
 
 // A digest of the struct sizes and of the interface's version, to recognise a library that another version was built for.
 EXPORT int64_t artesian_abi(void);

@@ -233,6 +233,11 @@ int artesian_pack(struct executor *ex, int matrix, int source, const uint8_t *da
 
 void artesian_memory(const struct executor *ex, struct memory *out) { *out = ex->bytes; }
 
+const char *artesian_isa_for(int isa) {
+    const struct kernels *kernels = choose_kernels(isa);
+    return kernels ? kernels->name : "";
+}
+
 const char *artesian_isa(const struct executor *ex) { return ex->kernels->name; }
 
 int64_t artesian_abi(void) {

@@ -149,7 +149,7 @@ class Memory(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("weights", "kv", "buffers")]
 
 
-ABI_VERSION = 1  # as in abi.h
+ABI_VERSION = 2  # as in abi.h
 
 
 def library_path() -> Path | None:
@@ -203,6 +203,8 @@ def library() -> ctypes.CDLL:
     native.artesian_memory.restype = None
     native.artesian_isa.argtypes = [c_void_p]
     native.artesian_isa.restype = c_char_p
+    native.artesian_isa_for.argtypes = [c_int32]
+    native.artesian_isa_for.restype = c_char_p
     return native
 
 

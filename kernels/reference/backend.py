@@ -16,6 +16,8 @@ from ..sampling import sample_step
 from .memory import KVPool, make_pools
 from .ops import OPS, Run, rotations
 
+KV_LAYOUT = "reference-1"
+
 
 def backend() -> ReferenceBackend:
     return ReferenceBackend()
@@ -25,6 +27,7 @@ class ReferenceBackend:
     """Plain torch on the CPU, float32 throughout; a row's result never depends on its neighbours."""
 
     name = "reference"
+    kv_layout = KV_LAYOUT
 
     def ops(self) -> frozenset[str]:
         return frozenset(OPS)
@@ -97,7 +100,7 @@ class ReferenceExecutor:
     @property
     def kv_layout(self) -> str:
         """See `Executor.kv_layout`."""
-        return "reference-1"
+        return KV_LAYOUT
 
     def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
         """See `Executor.export_block`."""
