@@ -50,6 +50,8 @@ BUCKET_S = 3600
 TOUCH_GRAIN = 16384
 """A touch that moves an end by less than this part of the time to live is not worth writing."""
 CLOCK_SLACK_S = 1.0
+FUTURE = 2
+"""An end further away than this many times to live was written by a clock that ran ahead."""
 CLOCK_IS_SET = 1_767_225_600.0
 """2026-01-01: a clock that shows less has not been set yet, and nothing is expired by it."""
 SUSPEND_S = (1.0, 60.0)
@@ -57,6 +59,8 @@ WARN_EVERY_S = 60.0
 EXPIRE_AT_ONCE = 4096
 RESERVE_BYTES = 1 << 20
 """Kept free for the index on a disk that runs full."""
+INDEX_SLACK_BYTES, INDEX_RECORD_BYTES = 1 << 16, 512
+"""What the index may grow by with one change, and with each record."""
 JOURNAL_BYTES = 1 << 20
 """A journal shorter than this is never rewritten."""
 
@@ -421,7 +425,8 @@ class NvmeTier:
                 record_length(len(record.content), len(stored), self.files.align)
                 for record, _, stored in fresh.values()
             ]
-            room = self._make_room(change, sum(lengths) + 2 * self.files.header_bytes)
+            overhead = INDEX_SLACK_BYTES + len(fresh) * (self.files.header_bytes + INDEX_RECORD_BYTES)
+            room = not fresh or self._make_room(change, sum(lengths) + overhead)
         if not room:
             self.stats.fault("full")
             return kept
@@ -590,7 +595,7 @@ class NvmeTier:
         return gained >= excess
 
     def _clamp(self, change: Change, now: float) -> None:
-        """When the clock has gone back, no record may outlive its time to live by more than that."""
+        """When the clock has gone back far, records of its future end like those of now."""
         went_back = now + CLOCK_SLACK_S < change.totals.latest_now
         if now >= CLOCK_IS_SET:
             change.totals.latest_now = now
@@ -598,7 +603,9 @@ class NvmeTier:
                 future = [
                     (key, place)
                     for key, place in change.records()
-                    if place is not None and not place.pinned and place.expires_at > now + place.ttl_s
+                    if place is not None
+                    and not place.pinned
+                    and place.expires_at > now + FUTURE * place.ttl_s
                 ]
                 notes = []
                 for key, place in future:
@@ -762,8 +769,8 @@ class NvmeTier:
 
 
 def ends_at(place: Place, now: float) -> float:
-    """When a record ends: an end further away than its time to live was written by a clock that ran ahead."""
-    return float("inf") if place.pinned else min(place.expires_at, now + place.ttl_s)
+    """When a record ends, as far as its times can be believed (see `FUTURE`)."""
+    return float("inf") if place.pinned else min(place.expires_at, now + FUTURE * place.ttl_s)
 
 
 def _found(key: bytes, place: Place, name: str, now: float) -> Found:

@@ -258,12 +258,14 @@ class SharedTier:
                 path = self._path(key)
                 fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
-                    os.pwrite(fd, bytes(os.fstat(fd).st_size), 0)
+                    size = os.fstat(fd).st_size
+                    os.pwrite(fd, bytes(size), 0)
                     os.fsync(fd)
                 finally:
                     os.close(fd)
                 path.unlink()
                 count += 1
+                self._count(-1, -size)
         self.stats.deleted += count
         return count
 
@@ -320,16 +322,22 @@ class SharedTier:
                 os.utime(fd, (now, now + record.ttl_s))
             finally:
                 os.close(fd)
+            with suppress(OSError):
+                self._count(-1, -os.stat(path, follow_symlinks=False).st_size)
             os.rename(fresh, path)
         except BaseException:
             with suppress(OSError):
                 fresh.unlink()
             raise
-        self.stats.records += 1
-        self.stats.bytes += size
+        self._count(1, size)
         self.stats.written_records += 1
         self.stats.written_bytes += size
         return True
+
+    def _count(self, records: int, size: int) -> None:
+        """Between two sweeps, which count anew: other servers' writes are not seen before."""
+        self.stats.records = max(0, self.stats.records + records)
+        self.stats.bytes = max(0, self.stats.bytes + size)
 
     # -- the sweeper -------------------------------------------------------------------------------
 

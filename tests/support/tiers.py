@@ -54,6 +54,10 @@ def read(tier: Tier, found: Found, record: Record) -> bytes:
     return bytes(out)
 
 
+def value_of(record: Record) -> bytes:
+    return bytes(record.payload)
+
+
 def stored(tier: Tier, record: Record) -> bytes | None:
     """A record's payload; None if it is not here."""
     found = tier.find([record.key])
