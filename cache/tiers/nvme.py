@@ -656,8 +656,8 @@ class NvmeTier:
 
     def _open_index(self) -> Index:
         try:
-            is_new = not (self.root / "index" / "data.mdb").exists()
-            if is_new and any(self.files.names()):
+            data = self.root / "index" / "data.mdb"
+            if (not data.exists() or not data.stat().st_size) and any(self.files.names()):
                 raise IndexDamaged("there are segments but no index")
             self._index = Index(self.root / "index")
             return self._index

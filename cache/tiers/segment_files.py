@@ -143,14 +143,19 @@ class SegmentFiles:
         self._forget(name)
         return True
 
-    def names(self) -> Iterator[str]:
+    def names(self) -> list[str]:
         """The regular files that are named like segments; no link is followed."""
+        found: list[str] = []
         with suppress(OSError):
-            for folder in os.scandir(self.root):
-                if folder.is_dir(follow_symlinks=False) and folder.name.isdecimal():
-                    for entry in os.scandir(folder.path):
-                        if entry.name.endswith(".seg") and entry.is_file(follow_symlinks=False):
-                            yield f"{folder.name}/{entry.name}"
+            with os.scandir(self.root) as folders:
+                for folder in [f for f in folders if f.is_dir(follow_symlinks=False) and f.name.isdecimal()]:
+                    with os.scandir(folder.path) as entries:
+                        found += [
+                            f"{folder.name}/{entry.name}"
+                            for entry in entries
+                            if entry.name.endswith(".seg") and entry.is_file(follow_symlinks=False)
+                        ]
+        return found
 
     # -- reading, from any thread ------------------------------------------------------------------
 

@@ -412,21 +412,26 @@ class SharedTier:
         self.stats.bytes = total
         return excess <= 0
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
         """Files that are named like records; old leftovers of writers that died are removed."""
+        found: list[tuple[Path, os.stat_result]] = []
         with suppress(OSError):
-            for folder in os.scandir(self.root):
-                if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
+            for folder in sorted(os.listdir(self.root)):
+                if len(folder) == 2 and stat.S_ISDIR(os.lstat(self.root / folder).st_mode):
+                    found += self._files_in(self.root / folder)
+        return found
+
+    def _files_in(self, folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                path = folder / name
+                state = os.lstat(path)
+                if not stat.S_ISREG(state.st_mode):
                     continue
-                for entry in os.scandir(folder.path):
-                    with suppress(OSError):
-                        state = entry.stat(follow_symlinks=False)
-                        if not stat.S_ISREG(state.st_mode):
-                            continue
-                        if entry.name.endswith(".tmp") and state.st_ctime < self._clock() - STALE_TMP_S:
-                            os.unlink(entry.path)
-                        elif len(entry.name) == 64:
-                            yield Path(entry.path), state
+                if name.endswith(".tmp") and state.st_ctime < self._clock() - STALE_TMP_S:
+                    path.unlink()
+                elif len(name) == 64:
+                    yield path, state
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
