@@ -1,0 +1,185 @@
+"""Replays traces through the real store, on a real directory, with a clock of its own and a tiny device.
+
+What is replayed is exactly what the scheduler does with a prompt: load, match, acquire, publish, save, touch.
+Blocks carry a few bytes instead of KV; each is checked when it comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache import CacheConfig, KVStore
+from ...cache.mover import Mover
+from ...cache.tiers.nvme import NvmeTier
+from ...cache.workers import InlineWorkers
+from ...kernels.kv import KVKind, KVSpec
+from .traces import AgentTrace, BlockRequest, hit_tokens
+
+START = 1_800_000_000.0
+ALIGN = 64
+MAINTAIN_S = 30.0
+
+
+class TinyDevice:
+    """Block bytes in memory."""
+
+    def __init__(self, blocks: int, spec: KVSpec) -> None:
+        self.memory = np.zeros((blocks, spec.block_bytes), np.uint8)
+
+    def export_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        out[:] = self.memory[block]
+
+    def import_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        self.memory[block] = data
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Sums of a replay."""
+
+    hits: int = 0
+    total: int = 0
+    from_disk: int = 0
+    evicted: int = 0
+    expired: int = 0
+    dropped: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.total
+
+
+class Replay:
+    """A store over one directory."""
+
+    def __init__(
+        self, directory: Path, *, block_tokens: int, device_blocks: int, budget_bytes: int, ttl_s: float
+    ) -> None:
+        layers = max(1, block_tokens // 64)
+        spec = KVSpec(
+            "tiny", KVKind.LATENT, (0,), 1, 1, "packed", block_tokens=block_tokens,
+            tokens_per_entry=block_tokens, entry_bytes=8 * layers,
+        )  # fmt: skip
+        self.now = START
+        self.outcome = Outcome()
+        self._spec, self._directory, self._blocks = spec, directory, device_blocks
+        self._budget, self._ttl_s = budget_bytes, ttl_s
+        self._maintained = START
+        self._open()
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _open(self) -> None:
+        self.device = TinyDevice(self._blocks, self._spec)
+        self.tier = NvmeTier(
+            self._directory, budget_bytes=self._budget, min_free_bytes=0, default_ttl_s=self._ttl_s,
+            clock=self._clock, align=ALIGN,
+        )  # fmt: skip
+        self.store = KVStore([self._spec], [self._blocks], "replay", CacheConfig(), clock=self._clock)
+        self.mover = Mover(
+            self.store, [self.tier], self.device, InlineWorkers(), default_ttl_s=self._ttl_s,
+            compute_s=lambda start, count: math.inf, reserved_blocks=lambda: 0, on_ready=lambda: None,
+            clock=self._clock,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        stats, outcome = self.tier.stats, self.outcome
+        self.mover.flush(lambda: None)
+        self.mover.close()
+        outcome.evicted += stats.evicted
+        outcome.expired += stats.expired
+        outcome.dropped += stats.dropped + self.mover.writer.dropped_blocks
+        for kind, count in stats.faults.items():
+            outcome.faults[kind] = outcome.faults.get(kind, 0) + count
+
+    def restart(self) -> None:
+        """Lose the device and all memory, keep the directory."""
+        self.close()
+        self._open()
+
+    def request(self, at: float, tokens: NDArray[np.int32], computed: NDArray[np.int32]) -> int:
+        """Serve a prompt that grows to `computed` (prompt and output); returns how many blocks it reused."""
+        store, mover = self.store, self.mover
+        self.now = START + at
+        prompt = store.prompt(tokens, "")  # type: ignore[arg-type]
+        load = mover.begin(prompt)
+        assert load is not None and load.done, "an inline load must be done at once"
+        match = store.full_match(prompt)
+        leased = store.acquire(match)
+        assert leased is not None
+        lease, _ = leased
+        mover.loader.end(load)
+        reused = len(match.nodes)
+        for node, block in zip(match.nodes, lease.blocks[0], strict=True):
+            assert bytes(self.device.memory[block][:8]) == node.content[:8], "another block's bytes"
+        self.outcome.from_disk += sum(node.key in load.sources for node in match.nodes)
+        mover.touch(match.last, None)
+        count = len(computed) // store.block_tokens
+        assert store.reserve(lease, count), "the device is too small for one prompt"
+        prompt.extend(computed)  # type: ignore[arg-type]
+        for index in range(reused, count):
+            self.device.memory[lease.blocks[0][index]][:8] = np.frombuffer(
+                prompt.contents[index][:8], np.uint8
+            )
+        store.commit(lease, prompt, count * store.block_tokens)
+        mover.save(lease.node, None)
+        mover.touch(lease.node, None)
+        store.release(lease)
+        mover.flush(lambda: None)
+        if self.now - self._maintained >= MAINTAIN_S:
+            self._maintained = self.now
+            mover.writer.maintain()
+        return reused
+
+
+def replay_blocks(
+    directory: Path, requests: list[BlockRequest], *, block_tokens: int, budget_bytes: int
+) -> Outcome:
+    """Replay a trace of block ids. A prompt's last, partial block counts as whole, as the trace means it."""
+    most = max(len(request.blocks) for request in requests)
+    replay = Replay(
+        directory, block_tokens=block_tokens, device_blocks=most + 8, budget_bytes=budget_bytes,
+        ttl_s=72 * 3600.0,
+    )  # fmt: skip
+    for request in requests:
+        tokens = np.repeat(np.asarray(request.blocks, np.int32), block_tokens)
+        reused = replay.request(request.at, tokens, tokens)
+        replay.outcome.hits += hit_tokens(reused, request, block_tokens)
+        replay.outcome.total += request.tokens
+    replay.close()
+    return replay.outcome
+
+
+def replay_agents(
+    directory: Path, trace: AgentTrace, *, grain: int, budget_bytes: int, restarts: int
+) -> Outcome:
+    """Replay the agents' trace, with restarts spread over it."""
+    most = max(request.prompt + request.output for request in trace.requests) // grain + 8
+    replay = Replay(
+        directory, block_tokens=grain, device_blocks=most, budget_bytes=budget_bytes, ttl_s=72 * 3600.0
+    )
+    every = len(trace.requests) // (restarts + 1)
+    for number, request in enumerate(trace.requests):
+        if restarts and number and number % every == 0:
+            replay.restart()
+        text = trace.texts[request.session]
+        prompt = text[: request.prompt]
+        reused = replay.request(request.at, prompt[:-1], text[: request.prompt + request.output - 1])
+        replay.outcome.hits += reused * grain
+        replay.outcome.total += request.prompt
+    replay.close()
+    return replay.outcome
+
+
+def record_bytes(block_tokens: int) -> int:
+    """Bytes of one block's record in these replays, index and journal left out."""
+    from ...cache.tiers.segment import record_length
+
+    return record_length(4 * block_tokens, 8 * max(1, block_tokens // 64), ALIGN)
