@@ -147,7 +147,8 @@ class Loader:
         self._loads: set[Load] = set()
         self._late: set[Fetch] = set()
         """Fetches that were cut while a reader filled a block."""
-        self._buffers: deque[NDArray[np.uint8]] = deque()
+        size = sum(spec.block_bytes for spec in store.groups)
+        self._buffers = deque(_buffer(size) for _ in range(workers.readers if self._tiers else 0))
         self._bytes_per_s = 0.0
         self._slow_in_row = 0
         self._breaker_s = BREAKER_S[0]
@@ -428,7 +429,7 @@ class Loader:
         largest = max(found.payload_bytes for _, found in fetch.run)
         buffer = self._buffers.pop() if self._buffers else None
         if buffer is None or buffer.nbytes < largest:
-            buffer = np.frombuffer(mmap.mmap(-1, largest), np.uint8)
+            buffer = _buffer(largest)
         while True:
             with fetch.lock:
                 index = fetch.next
@@ -481,6 +482,13 @@ def locate(tiers: Sequence[Tier], keys: Sequence[bytes]) -> tuple[list[tuple[Tie
             break
     fates = [tier.fate(keys[len(run)]) for tier in tiers] if len(run) < len(keys) else []
     return run, next((fate for fate in fates if fate is not None), None)
+
+
+def _buffer(size: int) -> NDArray[np.uint8]:
+    """Memory to read into, touched: the first load must not wait for its pages."""
+    buffer = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    buffer[:: mmap.PAGESIZE] = 0
+    return buffer
 
 
 def _leading(copies: bytearray) -> int:

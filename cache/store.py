@@ -118,9 +118,9 @@ class KVStore:
 
     def full_match(self, prompt: Prompt) -> Match:
         """The longest usable run of full blocks, without a part of one more."""
-        return self.tree.match(
-            prompt.root, prompt.keys, prompt.contents, b"", len(prompt.keys) * self.block_tokens
-        )
+        limit = len(prompt.keys) * self.block_tokens
+        match = self.tree.match(prompt.root, prompt.keys, prompt.contents, b"", limit)
+        return Match(match.root, match.nodes, len(match.nodes) * self.block_tokens)
 
     # -- blocks ------------------------------------------------------------------------------------
 

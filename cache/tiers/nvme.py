@@ -234,13 +234,13 @@ class NvmeTier:
         before = record_length(content_bytes, 0, reading.align)
         if place.length < before:
             raise BadRecord("length")
-        head = bytearray(before)
+        head = memoryview(bytearray(before))
         if place.codec == codecs.NONE:
             stored = out
         else:
             stored = memoryview(bytearray(place.length - before))
         got = os.preadv(reading.fd, [head, stored], place.offset)
-        header = parse_header(memoryview(head), reading.segment_id)
+        header = parse_header(head, reading.segment_id)
         if header.codec != place.codec or header.payload_offset(reading.align) != before:
             raise BadRecord("another record")
         if got < before + header.stored_bytes or header.stored_bytes > len(stored):
