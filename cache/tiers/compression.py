@@ -46,7 +46,7 @@ def unpack(codec: int, item_bytes: int, data: memoryview, out: memoryview) -> No
     try:
         if zstandard.frame_content_size(data) != len(out):
             raise ValueError("compressed payload of another size")
-        split = _context.decompressor.decompress(data, max_output_size=len(out))
+        split = _context.decompressor.decompress(data, max_output_size=len(out), allow_extra_data=False)
     except zstandard.ZstdError as err:
         raise ValueError(f"compressed payload: {err}") from err
     if len(split) != len(out):
