@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import Entry, Fate, Found, Kind, Record, TierFault, TierStats
+from .ghosts import Ghosts
 
-GHOSTS = 8192
+NOTHING = memoryview(b"")
+CLOCK_SLACK_S = 1.0
 ENTRY_BYTES = 256
 """Counted for each record besides its payload and content."""
 
@@ -18,6 +19,7 @@ ENTRY_BYTES = 256
 @dataclass(slots=True, eq=False)
 class _Kept:
     record: Record
+    """Without its payload, which was borrowed."""
     payload: bytes
     created_at: float
     expires_at: float
@@ -44,7 +46,10 @@ class HostTier:
         self._kept: dict[bytes, _Kept] = {}
         self._order: list[tuple[float, int, bytes]] = []
         """(expires, -depth, key) of unpinned records, sorted: what ends first gives way first."""
-        self._ghosts: OrderedDict[bytes, Fate] = OrderedDict()
+        self._pinned_bytes = 0
+        self._latest_now = 0.0
+        self._ghosts = Ghosts()
+        self._closed = False
         self._lock = threading.Lock()
 
     def find(self, keys: Sequence[bytes]) -> list[Found]:
@@ -84,7 +89,7 @@ class HostTier:
         here: list[bytes] = []
         with self._lock:
             now = self._clock()
-            for record in records:
+            for record in () if self._closed else records:
                 old = self._kept.get(record.key)
                 if old is not None:
                     same = record.kind is Kind.BLOCK or old.payload == record.payload
@@ -94,15 +99,15 @@ class HostTier:
                         continue
                     self._remove(old, None)
                 kept = _Kept(
-                    record, bytes(record.payload), now, now + record.ttl_s, record.ttl_s, record.pinned
-                )
+                    replace(record, payload=NOTHING), bytes(record.payload), now, now + record.ttl_s,
+                    record.ttl_s, record.pinned,
+                )  # fmt: skip
                 if self._make_room(kept.size, now):
                     self._add(kept)
                     self.stats.written_records += 1
                     self.stats.written_bytes += len(kept.payload)
                     here.append(record.key)
-                else:
-                    self.stats.dropped += 1
+        self.stats.dropped += len(records) - len(here)
         return here
 
     def touch(self, ttls: Mapping[bytes, float]) -> list[bytes]:
@@ -147,7 +152,7 @@ class HostTier:
         with self._lock:
             kept, now = self._kept.get(key), self._clock()
             if kept is None:
-                return self._ghosts.get(key)
+                return None if self._closed else self._ghosts.get(key)
             return Fate.EXPIRED if kept.ends_at(now) <= now else None
 
     def entries(self, kind: Kind, identity: bytes | None = None) -> Iterator[Entry]:
@@ -177,6 +182,9 @@ class HostTier:
         """See `Tier.maintain`."""
         with self._lock:
             now = self._clock()
+            if now + CLOCK_SLACK_S < self._latest_now:
+                self._clamp(now)
+            self._latest_now = now
             while self._order and self._order[0][0] <= now:
                 self._remove(self._kept[self._order[0][2]], Fate.EXPIRED)
                 self.stats.expired += 1
@@ -184,8 +192,10 @@ class HostTier:
     def close(self) -> None:
         """See `Tier.close`."""
         with self._lock:
+            self._closed = True
             self._kept.clear()
             self._order.clear()
+            self._pinned_bytes = 0
             self.stats.records = self.stats.bytes = 0
 
     def _found(self, kept: _Kept, now: float) -> Found:
@@ -200,10 +210,18 @@ class HostTier:
         kept.ttl_s = max(kept.expires_at - now, ttl_s)
         self._put_in_order(kept)
 
+    def _clamp(self, now: float) -> None:
+        """The clock has gone back: records of its future end like those of now."""
+        for kept in [kept for kept in self._kept.values() if kept.expires_at > now + kept.ttl_s]:
+            self._take_from_order(kept)
+            kept.expires_at = now + kept.ttl_s
+            self._put_in_order(kept)
+
     def _make_room(self, size: int, now: float) -> bool:
+        """Let records give way until `size` more bytes fit; none, if they never can."""
+        if self._pinned_bytes + size > self._budget:
+            return False
         while self.stats.bytes + size > self._budget:
-            if not self._order:
-                return False
             kept = self._kept[self._order[0][2]]
             early = kept.ends_at(now) > now
             self._remove(kept, Fate.EVICTED if early else Fate.EXPIRED)
@@ -215,7 +233,7 @@ class HostTier:
 
     def _add(self, kept: _Kept) -> None:
         self._kept[kept.record.key] = kept
-        self._ghosts.pop(kept.record.key, None)
+        self._ghosts.forget(kept.record.key)
         self._put_in_order(kept)
         self.stats.records += 1
         self.stats.bytes += kept.size
@@ -226,15 +244,17 @@ class HostTier:
         self.stats.records -= 1
         self.stats.bytes -= kept.size
         if fate is not None:
-            self._ghosts[kept.record.key] = fate
-            if len(self._ghosts) > GHOSTS:
-                self._ghosts.popitem(last=False)
+            self._ghosts.add(kept.record.key, fate)
 
     def _put_in_order(self, kept: _Kept) -> None:
-        if not kept.pinned:
+        if kept.pinned:
+            self._pinned_bytes += kept.size
+        else:
             bisect.insort(self._order, (kept.expires_at, -kept.record.depth, kept.record.key))
 
     def _take_from_order(self, kept: _Kept) -> None:
-        if not kept.pinned:
+        if kept.pinned:
+            self._pinned_bytes -= kept.size
+        else:
             entry = (kept.expires_at, -kept.record.depth, kept.record.key)
             del self._order[bisect.bisect_left(self._order, entry)]
