@@ -38,6 +38,8 @@ BREAKER_AFTER = 3
 BREAKER_S = (5.0, 60.0)
 """After so many fetches in a row that were too slow, none is tried for so long; doubled each time."""
 RATE_WEIGHT = 0.2
+AHEAD_SHARE = 2
+"""Loads hold at most this part of the device's blocks for sequences that wait; others look again later."""
 FATES: dict[Fate, Miss] = {
     Fate.EXPIRED: "expired",
     Fate.EVICTED: "evicted",
@@ -68,6 +70,8 @@ class Load:
     seconds: float = 0.0
     hold: Hold | None = None
     fetch: Fetch | None = None
+    yielded: bool = False
+    """What it found may have been evicted since: look again before the sequence is admitted."""
 
 
 class _State(IntEnum):
@@ -183,14 +187,20 @@ class Loader:
     def start_waiting(self, load: Load) -> bool:
         """Try again to find room for a load's blocks, now that it is its turn; whether it goes on without."""
         fetch = load.fetch
-        return fetch is None or fetch.state is not _State.WAITING or self._try_read(fetch)
+        return fetch is None or fetch.state is not _State.WAITING or self._try_read(fetch, is_next=True)
 
     def yield_holds(self, besides: Sequence[Load] = ()) -> bool:
         """Blocks are needed now: what was loaded ahead may be evicted. Whether anything was held."""
         held = [load for load in self._loads if load.hold is not None and load not in besides]
         for load in held:
             self._release(load)
+            load.yielded = True
         return bool(held)
+
+    def _has_room_ahead(self, blocks: int) -> bool:
+        """Whether blocks may be held for one more sequence that is not next in the queue."""
+        held = sum(len(load.hold.blocks) for load in self._loads if load.hold is not None)
+        return held + blocks <= sum(pool.total for pool in self._store.pools) // AHEAD_SHARE
 
     def taken(self) -> list[tuple[int, BlockId]]:
         """Blocks of fetches that are being read, as (group, block)."""
@@ -208,7 +218,9 @@ class Loader:
         """Wait for the next block that is not on the device, or be done."""
         match = self._store.full_match(load.prompt)
         self._release(load)
-        load.hold = self._store.hold(match.nodes)
+        load.yielded = not self._has_room_ahead(len(match.nodes))
+        if not load.yielded:
+            load.hold = self._store.hold(match.nodes)
         depth, keys = len(match.nodes), load.prompt.keys
         if depth == len(keys):
             self._finish(load, None)
@@ -296,13 +308,21 @@ class Loader:
         self._bytes_per_s *= 1 + RATE_WEIGHT  # so that a disk that was slow once is tried again
         return True
 
-    def _try_read(self, fetch: Fetch) -> bool:
-        """Take device blocks for the run and read it; without room, wait for a turn."""
+    def _try_read(self, fetch: Fetch, *, is_next: bool = False) -> bool:
+        """Take device blocks for the run and read it; without room, wait. Only who is next in the queue may
+        take the room of loads that are done, or make do with less."""
         store, count = self._store, len(fetch.run)
         reserved = self._reserved()
         counts = self._blocks_needed(fetch, count)
+        if not is_next and not self._has_room_ahead(count):
+            fetch.state = _State.WAITING
+            return False
         while count and any(n > p.available - reserved for n, p in zip(counts, store.pools, strict=True)):
-            if reserved or any(other.state is _State.READING for other in self._fetches.values()):
+            if (
+                not is_next
+                or reserved
+                or any(other.state is _State.READING for other in self._fetches.values())
+            ):
                 fetch.state = _State.WAITING
                 return False
             if not self.yield_holds(fetch.loads):

@@ -31,8 +31,9 @@ SCALE = 28.0
 BLOCK = 64
 RESTARTS = 6
 VOCAB = 49_000
-REAL_SESSIONS, REAL_TURNS = 10, 12
-KV_BYTES = 400 << 20
+REAL_SESSIONS, REAL_TURNS, REAL_TOKENS = 8, 6, 3000
+"""Of the real run: as many agents, their turns that are counted, and the longest of their prompts."""
+KV_BYTES = 256 << 20
 """Of the real run: half of what its sessions hold, so that most prefixes come from disk."""
 
 
@@ -113,7 +114,7 @@ class _Sums:
 
 def _throughput(report: Report, model: Path, threads: int, folder: Path) -> None:
     """Concurrent agents without think times: prompt tokens per second, against cold prefill."""
-    trace = agent_trace(replace(AgentShape(), scale=16.0, sessions=REAL_SESSIONS, kinds=2, seed=3), VOCAB)
+    trace = agent_trace(replace(AgentShape(), scale=SCALE, sessions=REAL_SESSIONS, kinds=2, seed=3), VOCAB)
     chosen = _late_turns(trace)
     cache = CacheConfig(kv_cache_memory_bytes=KV_BYTES, cache_dir=folder, cache_min_free_bytes=0)
     config = EngineConfig(
@@ -145,7 +146,7 @@ def _late_turns(trace: AgentTrace) -> list[list[AgentRequest]]:
     """Per session its last turns that fit the context: the first of them makes the prefix, the rest count."""
     by_session: dict[int, list[AgentRequest]] = {}
     for request in trace.requests:
-        if request.prompt + 2 < 8000:
+        if request.prompt < REAL_TOKENS:
             by_session.setdefault(request.session, []).append(request)
     return [turns[-REAL_TURNS - 1 :] for turns in by_session.values() if len(turns) > REAL_TURNS]
 

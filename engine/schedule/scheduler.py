@@ -163,6 +163,8 @@ class Scheduler:
             full = step.rows >= step.max_rows or step.logits_rows >= step.max_logits_rows
             if not self._free_slots or full or (step.chunks and step.remaining_ms <= 0.0):
                 return
+            if seq.load is not None and seq.load.done and seq.load.yielded and not scanned:
+                self._look_below(seq, is_next=True)
             if seq.load is not None and not seq.load.done:
                 if self.mover is not None and not self.mover.loader.start_waiting(seq.load):
                     return  # its blocks find no room yet: nobody overtakes it
@@ -178,7 +180,7 @@ class Scheduler:
             if leased is None:
                 return
             lease, copies = leased
-            if not self._has_room(seq, lease):
+            if not self._has_room(seq, lease) and not self._takes_room(seq, lease):
                 self.store.drop_copies(copies)
                 self.store.release(lease)
                 return
@@ -275,8 +277,15 @@ class Scheduler:
             lost = self.store.tree.has_lost(seq.prompt.keys[depth])
             seq.miss = (load.miss if load is not None else None) or ("evicted" if lost else "never_seen")
 
-    def _look_below(self, seq: Sequence) -> None:
-        """Start to bring up what the device lacks of a prompt."""
+    def _takes_room(self, seq: Sequence, lease: Lease) -> bool:
+        """Take the room of what was loaded ahead for others; whether it is enough."""
+        return self.mover is not None and self.mover.loader.yield_holds() and self._has_room(seq, lease)
+
+    def _look_below(self, seq: Sequence, *, is_next: bool = False) -> None:
+        """Start to bring up what the device lacks of a prompt; who is next is served before others."""
+        self._end_load(seq)
+        if is_next and self.mover is not None:
+            self.mover.loader.yield_holds()
         if self.mover is not None and seq.parent is None and seq.cache.read and seq.prompt_logprobs is None:
             seq.load = self.mover.begin(seq.prompt)
 
