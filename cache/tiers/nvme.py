@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -533,30 +533,34 @@ class NvmeTier:
         durable = fate is Fate.DELETED
         notes = [self._note(change, What.DELETE, key) for key, _ in doomed]
         self._write_notes(change, notes, durable=durable)
-        dying: dict[int, int] = {}
-        for _, place in doomed:
-            dying[place.segment] = dying.get(place.segment, 0) + 1
+        emptied = self._remove_emptied(change, Counter(place.segment for _, place in doomed))
         for key, place in doomed:
             info = change.segment(place.segment)
-            if info is not None and (durable or dying[place.segment] < info.live_records):
-                # Where all of a segment dies, its file goes as a whole.
+            if info is not None and place.segment not in emptied:
                 with suppress(OSError):
                     self.files.erase(info.name, place.offset, place.length, durable=durable)
             if self._punches:
                 change.totals.segment_bytes -= place.length
             change.remove(key, place, None, fate)
-            if info is not None:
-                dying[place.segment] -= 1
+        for number in emptied:
+            change.remove_segment(number)
+
+    def _remove_emptied(self, change: Change, dying: Mapping[int, int]) -> set[int]:
+        """Remove the files of segments all of whose live records are dying; returns which are gone."""
+        emptied: set[int] = set()
+        for number, count in dying.items():
+            info = change.segment(number)
+            if info is not None and count >= info.live_records and self.files.remove(number, info.name):
+                emptied.add(number)
+                change.totals.segment_bytes -= self.files.header_bytes if self._punches else info.file_bytes
+        return emptied
 
     def _remove_dead_segments(self, change: Change) -> None:
-        for number, info in [pair for pair in change.segments() if not pair[1].live_records]:
-            writing = next((w for w in self.files.open_writings() if w.number == number), None)
-            if writing is not None and writing.end < self._segment_bytes // 2:
-                continue  # still good for more
-            if self.files.remove(number, info.name):
-                size = self.files.header_bytes if self._punches else info.file_bytes
-                change.totals.segment_bytes -= size
-                change.remove_segment(number)
+        """Remove what a living writer still had open when its last record died."""
+        dead = {number: 0 for number, info in change.segments() if not info.live_records}
+        ours = {writing.number for writing in self.files.open_writings()}
+        for number in self._remove_emptied(change, {n: c for n, c in dead.items() if n not in ours}):
+            change.remove_segment(number)
 
     def _expired(self, change: Change, now: float) -> list[tuple[bytes, Place]]:
         if now < CLOCK_IS_SET:
@@ -572,7 +576,7 @@ class NvmeTier:
 
     def _make_room(self, change: Change, need: int) -> bool:
         """Let records give way, the soonest to end first, until `need` more bytes fit; whether they do."""
-        others = change.totals.journal_bytes + self._index_bytes()
+        others = change.totals.journal_bytes + self._side_bytes()
         free = self._free_bytes()
         excess = max(change.totals.segment_bytes + others + need - self._budget, self._min_free + need - free)
         if excess <= 0:
@@ -590,7 +594,6 @@ class NvmeTier:
         self.stats.evicted += early
         self.stats.expired += len(doomed) - early
         if not self._punches:
-            self._remove_dead_segments(change)
             return change.totals.segment_bytes + others + need <= self._budget
         return gained >= excess
 
@@ -758,14 +761,18 @@ class NvmeTier:
         state = os.statvfs(self.root)
         return state.f_bavail * state.f_frsize
 
-    def _index_bytes(self) -> int:
-        return self._index.file_bytes() if self._index is not None else 0
+    def _side_bytes(self) -> int:
+        """Bytes besides segments and journal: the index, and what is kept free for it."""
+        size = self._index.file_bytes() if self._index is not None else 0
+        with suppress(OSError):
+            size += os.stat(self.root / "reserve", follow_symlinks=False).st_blocks * 512
+        return size
 
     def _refresh(self) -> None:
         if self._index is not None:
             totals = self._index.totals()
             self.stats.records = totals.records
-            self.stats.bytes = totals.segment_bytes + totals.journal_bytes + self._index_bytes()
+            self.stats.bytes = totals.segment_bytes + totals.journal_bytes + self._side_bytes()
 
 
 def ends_at(place: Place, now: float) -> float:
