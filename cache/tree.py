@@ -209,19 +209,21 @@ class PrefixTree:
             if not leaves:
                 return removed
 
-    def forget(self, keys: Sequence[bytes]) -> int:
-        """Drop the nodes of a chain that nobody holds and below which nothing hangs, from its end upwards;
-        return how many went."""
-        removed = 0
-        for key in reversed(keys):
+    def forget(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Drop the nodes of a chain and all that hangs below its last one, except what somebody holds and
+        what other chains hang on; return the keys of what lay below the chain, dropped or not."""
+        below: list[bytes] = []
+        last = self._nodes.get(keys[-1]) if keys else None
+        stack = [] if last is None else list(last.children.values())
+        while stack:
+            child = stack.pop()
+            below.append(child.key)
+            stack += child.children.values()
+        for key in [*reversed(below), *reversed(keys)]:
             node = self._nodes.get(key)
-            if node is None:
-                continue
-            if node.children or not self._is_idle(node):
-                break
-            self._remove(node)
-            removed += 1
-        return removed
+            if node is not None and not node.children and self._is_idle(node):
+                self._remove(node)
+        return below
 
     def cached_blocks(self, group: int) -> set[BlockId]:
         return {n.blocks[group] for n in self._nodes.values() if n.blocks[group] != NO_BLOCK}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..cache import CacheConfig, KVStore
 from ..cache.loads import FATES, locate
 from ..cache.mover import Mover
-from ..cache.tiers import Tier
+from ..cache.tiers import Kind, Tier
 from ..cache.workers import InlineWorkers
 from ..kernels.kv import KVKind, KVSpec
 from .api import CachedPrompt, CacheMiss, CachePolicy, StoredName, TierStatus
@@ -82,11 +82,13 @@ class LocalPromptCache:
     async def erase(self, tokens: list[int], salt: str) -> int:
         """See `PromptCache.erase`."""
         keys = self._store.prompt(tokens, salt).keys
-        self._mover.writer.forget(keys)
-        on_device = sum(self._store.tree.get(key) is not None for key in keys)
-        self._store.tree.forget(keys)
-        erased = await self._mover.writer.perform(lambda: _erase(self._mover.tiers, keys))
-        return max(on_device, erased or 0) * self.block_tokens
+        tree, tiers = self._store.tree, self._mover.tiers
+        was_here = {key for key in keys if tree.get(key) is not None}
+        below = tree.forget(keys)
+        self._mover.writer.forget([*keys, *below])
+        erased = await self._mover.writer.perform(lambda: _erase(tiers, keys, below))
+        left = {key for key in was_here if tree.get(key) is not None}
+        return len((was_here - left) | (erased or set()) & set(keys)) * self.block_tokens
 
     async def flush(self) -> None:
         """See `PromptCache.flush`."""
@@ -162,13 +164,25 @@ class _NoDevice:
         raise AssertionError("there is no device")
 
 
-def _erase(tiers: Sequence[Tier], keys: Sequence[bytes]) -> int:
-    """Erase what nobody has pinned; returns how many of the keys were somewhere."""
-    found = {key: f for key in keys for tier in tiers for f in tier.find([key])}
-    doomed = [key for key in keys if key in found and not found[key].pinned]
+def _erase(tiers: Sequence[Tier], keys: Sequence[bytes], below: Sequence[bytes]) -> set[bytes]:
+    """Erase a chain and what continues it (the answers to that prompt), except what is pinned; returns the
+    keys that were somewhere."""
+    ends = {*keys[-1:], *below}
+    for tier in tiers:
+        children: dict[bytes, list[bytes]] = {}
+        for entry in tier.entries(Kind.BLOCK):
+            children.setdefault(entry.parent, []).append(entry.found.key)
+        stack = list(ends)
+        while stack:
+            found = children.pop(stack.pop(), [])
+            ends.update(found)
+            stack += found
+    wanted = dict.fromkeys([*keys, *ends])
+    found_here = {key: found for key in wanted for tier in tiers for found in tier.find([key])}
+    doomed = [key for key, found in found_here.items() if not found.pinned]
     for tier in tiers:
         tier.erase(doomed)
-    return len(doomed)
+    return set(doomed)
 
 
 def _status(tier: Tier) -> TierStatus:

@@ -150,3 +150,24 @@ def test_budget_is_respected_by_the_sum_of_the_groups() -> None:
     counts = blocks_for_budget(groups, 100_000, sequences=4, chunk_tokens=8)
     assert sum(n * g.block_bytes for n, g in zip(counts, groups, strict=True)) <= 100_000
     assert counts[1] == 4 * (groups[1].blocks_for(14) + 2)
+
+
+def test_forgetting_a_prompt_takes_what_continues_it_and_spares_what_others_hang_on() -> None:
+    store = store_of()
+    for tokens in ([*range(8), 50, 51, 52, 53], [*range(4), 60, 61, 62, 63]):
+        lease, _ = computed(store, tokens)
+        store.release(lease)
+    prompt = store.prompt(list(range(8)), "")
+    below = store.tree.forget(prompt.keys)
+    assert len(below) == 1 and store.tree.get(below[0]) is None
+    assert store.tree.get(prompt.keys[1]) is None and store.tree.get(prompt.keys[0]) is not None
+    assert cached_tokens(store, [*range(4), 60, 61, 62, 63, 9]) == 8
+    store.check_integrity([])
+
+
+def test_what_a_sequence_holds_is_not_forgotten() -> None:
+    store = store_of()
+    lease, prompt = computed(store, list(range(8)))
+    store.tree.forget(prompt.keys)
+    assert store.tree.get(prompt.keys[1]) is not None
+    store.check_integrity([lease])
