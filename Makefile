@@ -15,10 +15,10 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard kernel
 NODE    := tests/support/node
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install model serve dev test lint clean
+.PHONY: help setup install model serve dev test test-long lint clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
 setup: install model  ## Create .venv, install, compile the kernels, download the default model
 
@@ -34,6 +34,9 @@ dev: $(VENV)/.dev $(NODE)/node_modules  ## Add what tests and linters need to .v
 
 test: dev  ## Run all tests
 	$(BIN)/pytest $(ARGS)
+
+test-long: dev  ## Run the long versions: crash loops, soak
+	$(BIN)/pytest -m long $(ARGS)
 
 lint: dev  ## Check style, types and import contracts
 	$(BIN)/ruff check
