@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...cache import CacheConfig, KVStore
 from ...cache.mover import Mover
 from ...cache.tiers.nvme import NvmeTier
+from ...cache.tiers.segment import record_length
 from ...cache.workers import InlineWorkers
 from ...kernels.kv import KVKind, KVSpec
 from .traces import AgentTrace, BlockRequest, hit_tokens
@@ -23,6 +24,8 @@ from .traces import AgentTrace, BlockRequest, hit_tokens
 START = 1_800_000_000.0
 ALIGN = 64
 MAINTAIN_S = 30.0
+INDEX_BYTES, FORGOTTEN_BYTES = 600, 9 << 20
+"""Of index and journal for each record, and of the index for 65,536 keys that gave way, as measured."""
 
 
 class TinyDevice:
@@ -48,11 +51,22 @@ class Outcome:
     evicted: int = 0
     expired: int = 0
     dropped: int = 0
+    kept: list[int] = field(default_factory=list)
+    """Records on disk after each request."""
     faults: dict[str, int] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
         return self.hits / self.total
+
+    @property
+    def told(self) -> str:
+        faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "none"
+        return (
+            f"{self.from_disk} blocks came from disk, {self.evicted} gave way early, {self.expired} expired, "
+            f"{self.dropped} were not written, {self.kept[-1]} are kept in the end, {max(self.kept)} were at "
+            f"most, faults: {faults}"
+        )
 
 
 class Replay:
@@ -61,10 +75,9 @@ class Replay:
     def __init__(
         self, directory: Path, *, block_tokens: int, device_blocks: int, budget_bytes: int, ttl_s: float
     ) -> None:
-        layers = max(1, block_tokens // 64)
         spec = KVSpec(
             "tiny", KVKind.LATENT, (0,), 1, 1, "packed", block_tokens=block_tokens,
-            tokens_per_entry=block_tokens, entry_bytes=8 * layers,
+            tokens_per_entry=block_tokens, entry_bytes=_entry_bytes(block_tokens),
         )  # fmt: skip
         self.now = START
         self.outcome = Outcome()
@@ -90,6 +103,7 @@ class Replay:
         )  # fmt: skip
 
     def close(self) -> None:
+        """Write what waits and close everything."""
         stats, outcome = self.tier.stats, self.outcome
         self.mover.flush(lambda: None)
         self.mover.close()
@@ -110,7 +124,10 @@ class Replay:
         self.now = START + at
         prompt = store.prompt(tokens, "")  # type: ignore[arg-type]
         load = mover.begin(prompt)
-        assert load is not None and load.done, "an inline load must be done at once"
+        assert load is not None
+        if not load.done:  # a long prompt is only loaded when it is next in the queue: here each one is
+            mover.loader.start_waiting(load)
+        assert load.done, "an inline load must be done at once"
         match = store.full_match(prompt)
         leased = store.acquire(match)
         assert leased is not None
@@ -136,6 +153,7 @@ class Replay:
         if self.now - self._maintained >= MAINTAIN_S:
             self._maintained = self.now
             mover.writer.maintain()
+        self.outcome.kept.append(self.tier.stats.records)
         return reused
 
 
@@ -178,8 +196,15 @@ def replay_agents(
     return replay.outcome
 
 
-def record_bytes(block_tokens: int) -> int:
-    """Bytes of one block's record in these replays, index and journal left out."""
-    from ...cache.tiers.segment import record_length
+def byte_budget(blocks: int, block_tokens: int) -> int:
+    """Bytes in which a cache keeps so many blocks of a replay. With payloads this small the index and the
+    memory of what gave way count: each has an allowance."""
+    return blocks * (_record_bytes(block_tokens) + INDEX_BYTES) + FORGOTTEN_BYTES
 
-    return record_length(4 * block_tokens, 8 * max(1, block_tokens // 64), ALIGN)
+
+def _record_bytes(block_tokens: int) -> int:
+    return record_length(4 * block_tokens, _entry_bytes(block_tokens), ALIGN)
+
+
+def _entry_bytes(block_tokens: int) -> int:
+    return 8 * max(1, block_tokens // 64)

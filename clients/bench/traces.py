@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,15 @@ class BlockRequest:
 
     at: float
     tokens: int
+    """Of the prompt."""
     blocks: tuple[int, ...]
+    """Of the prompt, equal numbers for equal blocks behind equal blocks."""
+    written: tuple[int, ...] = ()
+    """What is in the cache afterwards: the prompt's blocks, then the output's; empty = `blocks`."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return self.written or self.blocks
 
 
 def read_mooncake(path: Path) -> list[BlockRequest]:
@@ -45,26 +54,42 @@ def hit_tokens(blocks: int, request: BlockRequest, block_tokens: int = MOONCAKE_
 
 
 def unique_blocks(requests: Sequence[BlockRequest]) -> int:
-    return len({block for request in requests for block in request.blocks})
+    return len({block for request in requests for block in request.kept})
 
 
-def lru_hit_rate(requests: Sequence[BlockRequest], capacity: int) -> float:
+def lru_hit_rate(
+    requests: Sequence[BlockRequest], capacity: int | Sequence[int], block_tokens: int = MOONCAKE_BLOCK
+) -> float:
     """Token hit rate of a cache of `capacity` blocks that lets the least recently used go, prefix-contiguous,
-    refreshed on access. A capacity of at least `unique_blocks` is the ideal."""
+    refreshed on access. A capacity of at least `unique_blocks` is the ideal; one for each request is what the
+    cache may hold after it."""
+    capacities = repeat(capacity) if isinstance(capacity, int) else capacity
     cache: OrderedDict[int, None] = OrderedDict()
-    hits = total = 0
-    for request in requests:
+    hits = 0
+    for request, most in zip(requests, capacities, strict=False):
         run = 0
         while run < len(request.blocks) and request.blocks[run] in cache:
             run += 1
-        hits += hit_tokens(run, request)
-        total += request.tokens
-        for block in reversed(request.blocks):  # a parent is younger than its children
+        hits += hit_tokens(run, request, block_tokens)
+        for block in reversed(request.kept):  # a parent is younger than its children
             cache[block] = None
             cache.move_to_end(block)
-        while len(cache) > capacity:
+        while len(cache) > most:
             cache.popitem(last=False)
-    return hits / total
+    return hits / sum(request.tokens for request in requests)
+
+
+def ttl_hit_rate(requests: Sequence[BlockRequest], ttl_s: float, block_tokens: int = MOONCAKE_BLOCK) -> float:
+    """Token hit rate of a cache without a limit in which a block ends `ttl_s` after its last use."""
+    used: dict[int, float] = {}
+    hits = 0
+    for request in requests:
+        run = 0
+        while run < len(request.blocks) and used.get(request.blocks[run], -math.inf) >= request.at - ttl_s:
+            run += 1
+        hits += hit_tokens(run, request, block_tokens)
+        used.update(dict.fromkeys(request.kept, request.at))
+    return hits / sum(request.tokens for request in requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,37 +187,77 @@ def agent_trace(shape: AgentShape, vocab: int = 1 << 30) -> AgentTrace:
     return AgentTrace(requests, texts)
 
 
-def agent_ideal(trace: AgentTrace, grain: int) -> float:
+def agent_ideal(trace: AgentTrace, grain: int, *, tails: bool = False) -> float:
     """The token hit rate of a cache that forgets nothing and keeps whole blocks of `grain` tokens of prompts
-    and outputs; the last token of a prompt is always computed."""
-    seen: set[bytes] = set()
-    hits = total = 0
+    and outputs; with `tails` also the rest behind a request's last whole block, found by requests that go on
+    from there. A prompt's last token is always computed, an output's last token never."""
+    ends = [0] * len(trace.texts)
+    hits = 0
     for request in trace.requests:
-        text = trace.texts[request.session]
-        end = request.prompt + request.output - 1  # the last output token's KV is never computed
-        keys = _prefix_keys(text, end, grain)
-        blocks = (request.prompt - 1) // grain
-        run = 0
-        while run < blocks and keys[run] in seen:
-            run += 1
-        hits += run * grain
-        total += request.prompt
-        seen.update(keys)
-    return hits / total
+        session, most = request.session, request.prompt - 1
+        known = ends[session] if tails else ends[session] // grain * grain
+        if not known:  # what the session has itself covers what it shares
+            alike = [(_common(trace.texts[session], trace.texts[other][:end]), end)
+                     for other, end in enumerate(ends) if end]  # fmt: skip
+            known = max(
+                (same if tails and same == end else same // grain * grain for same, end in alike), default=0
+            )
+        hits += known if tails and known <= most else min(known, most) // grain * grain
+        ends[session] = max(ends[session], request.prompt + request.output - 1)
+    return hits / sum(request.prompt for request in trace.requests)
 
 
-def _prefix_keys(text: np.ndarray, end: int, grain: int) -> list[bytes]:
-    """A key of each prefix of whole blocks; a block's key follows from itself and the ones before it."""
-    count = end // grain
-    blocks = text[: count * grain].reshape(count, grain).astype(np.uint64)
-    weights = np.random.default_rng(0).integers(1, 1 << 63, grain, dtype=np.uint64) | np.uint64(1)
-    own = (blocks * weights).sum(axis=1, dtype=np.uint64)
-    keys = []
-    chained = 0
-    for value in own.tolist():
-        chained = hash((chained, value))
-        keys.append(chained.to_bytes(8, "little", signed=True))
-    return keys
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """What it would mean to keep the partial block at each request's end as well."""
+
+    gained: float
+    """Token hit rate."""
+    saved: float
+    """Of the tokens that are computed without."""
+    written: float
+    """Bytes written, over those of whole blocks: a tail is written anew with each turn."""
+    records: float
+    """Records written, likewise."""
+    kept: float
+    """Bytes kept, likewise, if a tail is deleted once a longer one or a whole block replaces it."""
+
+
+def tail_gain(trace: AgentTrace, grain: int) -> Tails:
+    """Compare whole blocks of `grain` tokens with whole blocks and tails, bytes in proportion to tokens."""
+    without, with_tails = agent_ideal(trace, grain), agent_ideal(trace, grain, tails=True)
+    whole = unique_blocks(agent_blocks(trace, grain)) * grain
+    rests = [(request.session, (request.prompt + request.output - 1) % grain) for request in trace.requests]
+    return Tails(
+        with_tails - without,
+        (with_tails - without) / (1 - without),
+        sum(rest for _, rest in rests) / whole,
+        sum(rest > 0 for _, rest in rests) * grain / whole,
+        sum(dict(rests).values()) / whole,
+    )
+
+
+def agent_blocks(trace: AgentTrace, grain: int) -> list[BlockRequest]:
+    """The same trace in whole blocks of `grain` tokens, numbered by their content and what is before them."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    chains: list[list[int]] = [[] for _ in trace.texts]
+    requests = []
+    for request in trace.requests:
+        text, chain = trace.texts[request.session], chains[request.session]
+        end = request.prompt + request.output - 1
+        for start in range(len(chain) * grain, end - end % grain, grain):
+            block = (chain[-1] if chain else -1, text[start : start + grain].tobytes())
+            chain.append(numbers.setdefault(block, len(numbers)))
+        prompt, kept = (request.prompt - 1) // grain, end // grain
+        requests.append(BlockRequest(request.at, request.prompt, tuple(chain[:prompt]), tuple(chain[:kept])))
+    return requests
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """How many leading tokens are the same."""
+    length = min(len(one), len(other))
+    differ = one[:length] != other[:length]
+    return int(differ.argmax()) if differ.any() else length
 
 
 def _arrivals(shape: AgentShape, chance: np.random.Generator) -> Iterator[float]:
