@@ -88,7 +88,7 @@ def ls(
     where = where or Where()
     with _opened(where.path) as tier:
         entries = list(tier.entries(Kind.BLOCK))
-        traces = _traces(tier)
+        traces = [trace for _, trace in _traces(tier)]
     if blocks:
         _print_blocks(entries, where, limit)
         return
@@ -364,15 +364,15 @@ def _opened(path: Path, *, write: bool = False, create: bool = False) -> Iterato
         tier.close()
 
 
-def _traces(tier: NvmeTier) -> list[Trace]:
+def _traces(tier: NvmeTier) -> list[tuple[Entry, Trace]]:
     """The prompts that were answered, as the server remembers them."""
-    traces: list[Trace] = []
+    traces: list[tuple[Entry, Trace]] = []
     for entry in tier.entries(Kind.NAMED):
         if entry.content.startswith(NAMESPACE.encode() + b"\0"):
             value = bytearray(entry.found.payload_bytes)
             try:
                 tier.read(entry.found, Kind.NAMED, entry.identity, entry.content, memoryview(value))
-                traces.append(msgspec.msgpack.decode(value, type=Trace))
+                traces.append((entry, msgspec.msgpack.decode(value, type=Trace)))
             except (TierFault, msgspec.DecodeError):
                 continue
     return traces
@@ -418,7 +418,8 @@ def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everythin
     if not prompts and key is None:
         raise ConfigError("say which prompts: ids as `artesian cache ls` shows them, --key, or --all")
     found = chains(entries)
-    rows = _rows(found, _traces(tier))
+    traces = _traces(tier)
+    rows = _rows(found, [trace for _, trace in traces])
     chosen: dict[bytes, Entry] = {}
     for wanted in prompts:
         hits = [
@@ -433,9 +434,9 @@ def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everythin
     for chain, row in zip(found, rows, strict=True):
         if key is not None and row.prompt_cache_key == key:
             chosen |= {entry.found.key: entry for entry in chain.blocks}
-    for entry in tier.entries(Kind.NAMED):
-        name = entry.content.partition(b"\0")[2].decode("utf-8", "replace")
-        if any(len(wanted) >= 8 and name.startswith(wanted) for wanted in prompts):
+    for entry, trace in traces:
+        named = any(len(wanted) >= 8 and trace.id.startswith(wanted) for wanted in prompts)
+        if named or (key is not None and trace.key == key):
             chosen[entry.found.key] = entry
     return list(chosen.values())
 
