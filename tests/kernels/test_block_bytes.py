@@ -46,13 +46,22 @@ def exported(session: Session, slot: int) -> list[list[np.ndarray]]:
     return out
 
 
+def continued(session: Session, slot: int, count: int, *, chunk: int = 0) -> list[tuple[int, bytes]]:
+    """The next tokens, each with the bits of the logits that it was drawn from."""
+    out = []
+    for _ in range(count):
+        (token,) = session.generate(slot, 1, chunk=chunk)
+        out.append((token, session.executor.logits[-1].tobytes()))  # type: ignore[attr-defined]
+    return out
+
+
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("family", ["llama", "gemma"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_text_goes_on_alike_from_imported_blocks(backend: str, family: str, dtype: str) -> None:
+def test_logits_go_on_bit_by_bit_from_imported_blocks(backend: str, family: str, dtype: str) -> None:
     with opened(backend, family, dtype) as first, opened(backend, family, dtype) as second:
         slot = first.start(prompt())
-        expected = first.generate(slot, 8, chunk=7)
+        expected = continued(first, slot, 8, chunk=7)
         blocks = exported(first, slot)
 
         second.start([1])  # so that block numbers differ
@@ -65,7 +74,7 @@ def test_text_goes_on_alike_from_imported_blocks(backend: str, family: str, dtyp
                 block = int(second.tables.block_tables[group][other, index])
                 second.executor.import_block(group, block, data)
         second.computed[other] = full
-        assert second.generate(other, 8) == expected
+        assert continued(second, other, 8) == expected
         assert [a.tobytes() for rows in exported(second, other) for a in rows] == [
             a.tobytes() for rows in blocks for a in rows
         ]
@@ -107,6 +116,29 @@ def test_blocks_are_copied_out_beside_running_steps(backend: str) -> None:
         session.generate(slot, 30)
         thread.join()
         assert seen == [True] * 20
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_blocks_are_filled_beside_running_steps(backend: str) -> None:
+    with opened(backend) as session:
+        slot = session.start(prompt())
+        session.prefill(slot)
+        data = exported(session, slot)[0][0]
+        spare = session.free[0].pop(0)
+        back = np.zeros_like(data)
+
+        def fill() -> None:
+            for _ in range(20):
+                session.executor.import_block(0, spare, data)
+
+        alone = continued(session, slot, 30)
+        session.rollback(slot, PROMPT + 1)
+        thread = threading.Thread(target=fill)
+        thread.start()
+        beside = continued(session, slot, 30)
+        thread.join()
+        session.executor.export_block(0, spare, back)
+        assert beside == alone and np.array_equal(back, data)
 
 
 def test_the_layout_names_the_backend_and_its_kernels() -> None:
