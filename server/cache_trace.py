@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from ..engine import PromptCache
 
 NAMESPACE = "responses"
-MAX_MEMORY_TOKENS = 4_000_000
-"""Of all remembered prompts: 16 MB."""
+MAX_MEMORY_BYTES = 32 << 20
+TRACE_BYTES = 1000
+"""What a trace takes besides its tokens and texts, by estimate."""
 COMPARED = 64
 """The latest prompts of a tenant that a new one is compared with."""
 MAX_TRACE_TOKENS = 1 << 20
@@ -89,8 +91,9 @@ class TraceBook:
     """The traces of one server, the latest in memory."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[tuple[str, str], tuple[Trace, I32]] = OrderedDict()
-        self._tokens = 0
+        self._recent: OrderedDict[str, OrderedDict[str, tuple[Trace, I32]]] = OrderedDict()
+        """By tenant, then by response id; the latest last."""
+        self._bytes = 0
 
     def add(self, cache: PromptCache, salt: str, trace: Trace, tokens: I32, ttl_s: float | None) -> None:
         """Remember a prompt; below the device too if it is kept there (`ttl_s`)."""
@@ -100,9 +103,9 @@ class TraceBook:
 
     async def get(self, cache: PromptCache, salt: str, id: str) -> tuple[Trace, I32] | None:
         """A tenant's trace by response id, from memory or from below."""
-        known = self._recent.get((salt, id))
-        if known is not None:
-            return known
+        recent = self._recent.get(salt)
+        if recent is not None and id in recent:
+            return recent[id]
         data = await cache.get(NAMESPACE, salt, id)
         if data is None:
             return None
@@ -117,7 +120,7 @@ class TraceBook:
     def closest(self, salt: str, tokens: I32, key: str) -> tuple[Trace, I32] | None:
         """The recent prompt of a tenant that shares the most with this one; with a prompt_cache_key, among
         those of the same key if there are any."""
-        recent = [known for (owner, _), known in reversed(self._recent.items()) if owner == salt][:COMPARED]
+        recent = list(islice(reversed(self._recent.get(salt, {}).values()), COMPARED))
         if key and (same := [known for known in recent if known[0].key == key]):
             recent = same
         best = max(recent, key=lambda known: common_prefix(known[1], tokens), default=None)
@@ -125,17 +128,26 @@ class TraceBook:
 
     def recent(self, salt: str) -> list[Trace]:
         """A tenant's traces in memory, the latest first."""
-        return [trace for (owner, _), (trace, _) in reversed(self._recent.items()) if owner == salt]
+        return [trace for trace, _ in reversed(self._recent.get(salt, {}).values())]
 
     def forget(self, salt: str, id: str) -> None:
-        known = self._recent.pop((salt, id), None)
+        traces = self._recent.get(salt)
+        known = traces.pop(id, None) if traces is not None else None
         if known is not None:
-            self._tokens -= len(known[1])
+            self._bytes -= _bytes_of(*known)
+            if not traces:
+                del self._recent[salt]
 
     def _remember(self, salt: str, trace: Trace, tokens: I32) -> None:
+        """Keep a trace; the oldest of the tenant that was quiet the longest goes first."""
         self.forget(salt, trace.id)
-        self._recent[salt, trace.id] = (trace, tokens)
-        self._tokens += len(tokens)
-        while self._tokens > MAX_MEMORY_TOKENS and len(self._recent) > 1:
-            _, (_, old) = self._recent.popitem(last=False)
-            self._tokens -= len(old)
+        self._recent.setdefault(salt, OrderedDict())[trace.id] = (trace, tokens)
+        self._recent.move_to_end(salt)
+        self._bytes += _bytes_of(trace, tokens)
+        while self._bytes > MAX_MEMORY_BYTES:
+            quietest = next(iter(self._recent))
+            self.forget(quietest, next(iter(self._recent[quietest])))
+
+
+def _bytes_of(trace: Trace, tokens: I32) -> int:
+    return tokens.nbytes + len(trace.packed) + len(trace.key) + 64 * len(trace.turns) + TRACE_BYTES

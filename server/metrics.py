@@ -23,6 +23,8 @@ TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 LAG_INTERVAL_S = 0.25
+SOURCES = ("device", "host", "disk", "shared")
+"""Where reused blocks may have been."""
 TIER_GAUGES = {
     "records": "Records kept",
     "bytes": "Bytes used",
@@ -170,9 +172,11 @@ class MetricsCollector(Collector):
             "artesian_prompt_tokens_by_source",
             "Prompt tokens by where their KV came from",
             "source",
-            telemetry.cached_by_source
-            + Counter(
-                cache=telemetry.cached_tokens, compute=telemetry.prompt_tokens - telemetry.cached_tokens
+            Counter(
+                {
+                    **{source: telemetry.cached_by_source[source] for source in SOURCES},
+                    "compute": telemetry.prompt_tokens - telemetry.cached_tokens,
+                }
             ),
         )
         yield self._by_label(

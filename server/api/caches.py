@@ -18,9 +18,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import CachedPrompt, GenerationRequest, SamplingParams
+from ...engine import CachedPrompt, ContextTooLong, GenerationRequest, SamplingParams
 from ..cache_trace import NAMESPACE, as_array, pack_tokens, unpack_tokens
-from ..errors import BadRequest, NotFound
+from ..errors import BadRequest, NotFound, Unavailable
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps
@@ -28,12 +28,13 @@ from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat
 from .prompt_cache import MAX_TTL_S, PromptCacheFields, cache_policy, parse_ttl
 from .respond import isolation_salt, off_loop
-from .sampling import read_fields
+from .sampling import read_fields, token_ids
 from .types import UsageBody, encode, usage_body
 
 NAMES = "caches"
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
+_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,128}", re.ASCII)
 MAX_LISTED = 100
+RETRY_S = 5.0
 ACTS = ("pin", "unpin", "prewarm")
 
 
@@ -142,7 +143,7 @@ class CachesApi:
         policy = cache_policy(fields)
         if fields.ttl is not None:
             policy = msgspec.structs.replace(policy, ttl_s=parse_ttl(fields.ttl, "ttl"))
-        prompt = await self._prompt(fields, size)
+        prompt = self._checked(await self._prompt(fields, size))
         steps = await self._compute(request, prompt.tokens, salt, policy.ttl_s)
         cache = service.engine.prompt_cache
         tokens = as_array(prompt.tokens)
@@ -188,7 +189,7 @@ class CachesApi:
 
         async def answer(request: Request) -> Response:
             fields = SaltFields()
-            if await request.body():
+            if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
                 fields, _, _ = await read_fields(request, SaltFields, self._service.config)
             salt, name = _salt(request, fields), request.path_params["name"]
             stored = await self._named(name, salt)
@@ -199,6 +200,8 @@ class CachesApi:
             else:
                 stored = msgspec.structs.replace(stored, pinned=act == "pin")
                 await cache.pin(tokens, salt, stored.pinned)
+                if not stored.pinned:
+                    await self._pin_others(name, salt)
             await self._remember(name, stored, salt)
             return _json(await self._body(name, stored, salt))
 
@@ -212,6 +215,7 @@ class CachesApi:
         cache, tokens = self._service.engine.prompt_cache, unpack_tokens(stored.count, stored.packed).tolist()
         if stored.pinned:
             await cache.pin(tokens, salt, False)
+            await self._pin_others(name, salt)
         erased = await cache.erase(tokens, salt)
         await cache.delete(NAMES, salt, name)
         return _json(Deleted(name=name, deleted_tokens=erased, deleted_prompts=1))
@@ -241,7 +245,7 @@ class CachesApi:
         service = self._service
         fields, _, size = await read_fields(request, PromptFields, service.config)
         model, salt = service.model_name(fields.model), _salt(request, fields)
-        prompt = await self._prompt(fields, size)
+        prompt = self._checked(await self._prompt(fields, size))
         found = await service.engine.prompt_cache.explain(prompt.tokens, salt)
         diagnosis = PromptDiagnosis(
             service=service,
@@ -280,7 +284,20 @@ class CachesApi:
                     lambda: service.codec.encode_prompt(text, add_special=special, limit=limit),
                 )
             )
-        return ChatPrompt(list(prompt or ()))
+        return ChatPrompt(list(token_ids(prompt or (), service.engine.model.vocab_size, "prompt")))
+
+    def _checked(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Refuse what no request could have.
+
+        Raises:
+            BadRequest, ContextTooLong.
+        """
+        limit = self._service.engine.model.max_model_len
+        if not prompt.tokens:
+            raise _invalid("prompt", "The prompt has no tokens; at least one is needed")
+        if len(prompt.tokens) > limit:
+            raise ContextTooLong(len(prompt.tokens), limit)
+        return prompt
 
     async def _compute(
         self, request: Request, tokens: list[int], salt: str, ttl_s: float | None
@@ -306,11 +323,22 @@ class CachesApi:
         await service.engine.prompt_cache.flush()
         return steps
 
+    async def _pin_others(self, name: str, salt: str) -> None:
+        """Blocks that pinned names share were unpinned with one of them: pin the others' again."""
+        cache = self._service.engine.prompt_cache
+        for entry in await cache.names(NAMES, salt):
+            other = await self._stored(entry.name, salt) if entry.name != name else None
+            if other is not None and other.pinned:
+                await cache.pin(unpack_tokens(other.count, other.packed).tolist(), salt, True)
+
     async def _remember(self, name: str, stored: NamedPrompt, salt: str) -> None:
         """Keep the name as long as its prompt."""
         ttl_s = MAX_TTL_S if stored.pinned else stored.ttl_s
         value = msgspec.msgpack.encode(stored)
-        await self._service.engine.prompt_cache.put(NAMES, salt, name, value, ttl_s)
+        if await self._service.engine.prompt_cache.put(NAMES, salt, name, value, ttl_s) is None:
+            raise Unavailable(
+                f"The cache {name!r} could not be stored.", code="cache_unavailable", retry_after_s=RETRY_S
+            )
 
     async def _stored(self, name: str, salt: str) -> NamedPrompt | None:
         data = await self._service.engine.prompt_cache.get(NAMES, salt, name)

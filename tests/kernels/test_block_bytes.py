@@ -120,19 +120,18 @@ def test_blocks_are_copied_out_beside_running_steps(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_are_filled_beside_running_steps(backend: str) -> None:
+    with opened(backend) as quiet:
+        alone = continued(quiet, quiet.start(prompt()), 30)
     with opened(backend) as session:
         slot = session.start(prompt())
-        session.prefill(slot)
-        data = exported(session, slot)[0][0]
         spare = session.free[0].pop(0)
+        data = np.random.default_rng(1).integers(0, 256, session.groups[0].block_bytes, np.uint8)
         back = np.zeros_like(data)
 
         def fill() -> None:
             for _ in range(20):
                 session.executor.import_block(0, spare, data)
 
-        alone = continued(session, slot, 30)
-        session.rollback(slot, PROMPT + 1)
         thread = threading.Thread(target=fill)
         thread.start()
         beside = continued(session, slot, 30)
