@@ -22,7 +22,7 @@ from ...engine.config import EngineConfig
 from ...engine.load.sources import DEFAULT_MODEL
 from ..cli import environment
 from ..cli.models import find_model
-from .replay import byte_budget, replay_agents
+from .replay import replay_agents
 from .report import Report, run_scenario
 from .traces import (
     AgentRequest,
@@ -99,20 +99,18 @@ def agents_hit_rates(report: Report, folder: Path) -> None:
         rate = ttl_hit_rate(requests, ttl_s, BLOCK)
         report.measure("agents, possible hit rate", f"{small}, kept for {title}", "", [rate])
     tenth = unique_blocks(requests) // 10
-    for title, possible, budget, limit in (
-        ("without a limit", agent_ideal(trace, BLOCK), 1 << 40, 0.005),
+    for title, possible, capacity, limit in (
+        ("without a limit", agent_ideal(trace, BLOCK), None, 0.005),
         (
             "a tenth of the blocks",
             lru_hit_rate(requests, tenth, BLOCK),
-            byte_budget(tenth, BLOCK),
+            tenth,
             0.02,
         ),
     ):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=folder) as directory:
-            outcome = replay_agents(
-                Path(directory), trace, grain=BLOCK, budget_bytes=budget, restarts=RESTARTS
-            )
+            outcome = replay_agents(Path(directory), trace, grain=BLOCK, capacity=capacity, restarts=RESTARTS)
         seconds = time.perf_counter() - began
         report.measure("agents, hit rate of the store", title, "", [outcome.hit_rate])
         short = possible - outcome.hit_rate

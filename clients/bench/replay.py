@@ -24,8 +24,7 @@ from .traces import AgentTrace, BlockRequest, hit_tokens
 START = 1_800_000_000.0
 ALIGN = 64
 MAINTAIN_S = 30.0
-INDEX_BYTES, FORGOTTEN_BYTES = 600, 9 << 20
-"""Of index and journal for each record, and of the index for 65,536 keys that gave way, as measured."""
+UNLIMITED = 1 << 40
 
 
 class TinyDevice:
@@ -70,10 +69,14 @@ class Outcome:
 
 
 class Replay:
-    """A store over one directory."""
+    """A store over one directory that has room for `capacity` blocks; None = without a limit.
+
+    With payloads this small, the index and the memory of what gave way would take most of a budget, where
+    with real ones they take a thousandth of it: so the budget in bytes follows what they take.
+    """
 
     def __init__(
-        self, directory: Path, *, block_tokens: int, device_blocks: int, budget_bytes: int, ttl_s: float
+        self, directory: Path, *, block_tokens: int, device_blocks: int, capacity: int | None, ttl_s: float
     ) -> None:
         spec = KVSpec(
             "tiny", KVKind.LATENT, (0,), 1, 1, "packed", block_tokens=block_tokens,
@@ -82,7 +85,8 @@ class Replay:
         self.now = START
         self.outcome = Outcome()
         self._spec, self._directory, self._blocks = spec, directory, device_blocks
-        self._budget, self._ttl_s = budget_bytes, ttl_s
+        self._capacity, self._ttl_s = capacity, ttl_s
+        self._record_bytes = _record_bytes(block_tokens)
         self._maintained = START
         self._open()
 
@@ -92,15 +96,23 @@ class Replay:
     def _open(self) -> None:
         self.device = TinyDevice(self._blocks, self._spec)
         self.tier = NvmeTier(
-            self._directory, budget_bytes=self._budget, min_free_bytes=0, default_ttl_s=self._ttl_s,
+            self._directory, budget_bytes=self._room(), min_free_bytes=0, default_ttl_s=self._ttl_s,
             clock=self._clock, align=ALIGN,
         )  # fmt: skip
+        self._follow()
         self.store = KVStore([self._spec], [self._blocks], "replay", CacheConfig(), clock=self._clock)
         self.mover = Mover(
             self.store, [self.tier], self.device, InlineWorkers(), default_ttl_s=self._ttl_s,
             compute_s=lambda start, count: math.inf, reserved_blocks=lambda: 0, on_ready=lambda: None,
             clock=self._clock,
         )  # fmt: skip
+
+    def _room(self) -> int:
+        return UNLIMITED if self._capacity is None else self._capacity * self._record_bytes
+
+    def _follow(self) -> None:
+        stats = self.tier.stats
+        self.tier._budget = self._room() + stats.bytes - stats.records * self._record_bytes
 
     def close(self) -> None:
         """Write what waits and close everything."""
@@ -153,17 +165,18 @@ class Replay:
         if self.now - self._maintained >= MAINTAIN_S:
             self._maintained = self.now
             mover.writer.maintain()
+        self._follow()
         self.outcome.kept.append(self.tier.stats.records)
         return reused
 
 
 def replay_blocks(
-    directory: Path, requests: list[BlockRequest], *, block_tokens: int, budget_bytes: int
+    directory: Path, requests: list[BlockRequest], *, block_tokens: int, capacity: int | None
 ) -> Outcome:
     """Replay a trace of block ids. A prompt's last, partial block counts as whole, as the trace means it."""
     most = max(len(request.blocks) for request in requests)
     replay = Replay(
-        directory, block_tokens=block_tokens, device_blocks=most + 8, budget_bytes=budget_bytes,
+        directory, block_tokens=block_tokens, device_blocks=most + 8, capacity=capacity,
         ttl_s=72 * 3600.0,
     )  # fmt: skip
     for request in requests:
@@ -176,13 +189,11 @@ def replay_blocks(
 
 
 def replay_agents(
-    directory: Path, trace: AgentTrace, *, grain: int, budget_bytes: int, restarts: int
+    directory: Path, trace: AgentTrace, *, grain: int, capacity: int | None, restarts: int
 ) -> Outcome:
     """Replay the agents' trace, with restarts spread over it."""
     most = max(request.prompt + request.output for request in trace.requests) // grain + 8
-    replay = Replay(
-        directory, block_tokens=grain, device_blocks=most, budget_bytes=budget_bytes, ttl_s=72 * 3600.0
-    )
+    replay = Replay(directory, block_tokens=grain, device_blocks=most, capacity=capacity, ttl_s=72 * 3600.0)
     every = len(trace.requests) // (restarts + 1)
     for number, request in enumerate(trace.requests):
         if restarts and number and number % every == 0:
@@ -194,12 +205,6 @@ def replay_agents(
         replay.outcome.total += request.prompt
     replay.close()
     return replay.outcome
-
-
-def byte_budget(blocks: int, block_tokens: int) -> int:
-    """Bytes in which a cache keeps so many blocks of a replay. With payloads this small the index and the
-    memory of what gave way count: each has an allowance."""
-    return blocks * (_record_bytes(block_tokens) + INDEX_BYTES) + FORGOTTEN_BYTES
 
 
 def _record_bytes(block_tokens: int) -> int:
