@@ -15,7 +15,7 @@ import pytest
 from fakes import FakeClock
 from tiers import START, block_record, chain, named_record, read, stored, value_of
 
-from artesian.cache.tiers import Fate, Kind, TierFault
+from artesian.cache.tiers import Fate, Kind, TierFault, nvme_changes
 from artesian.cache.tiers import nvme as nvme_module
 from artesian.cache.tiers.nvme import NvmeTier
 
@@ -316,7 +316,7 @@ def test_a_failing_write_is_a_drop_and_writing_goes_on_later(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(nvme_module, "write_all", fails)
+        patch.setattr(nvme_changes, "write_all", fails)
         assert tier.put([lost]) == []
     assert tier.stats.faults == {kind: 1} and tier.stats.suspended and tier.stats.dropped == 1
     assert segments(tmp_path)[0].stat().st_size == size
