@@ -51,6 +51,9 @@ LOADS: dict[Part, _Load] = {
 }  # fmt: skip
 
 
+SERVED = "served"
+
+
 @dataclass(frozen=True, slots=True)
 class _Asking(Target):
     """A target whose requests carry more fields."""
@@ -69,7 +72,7 @@ def cost(report: Report, part: Part, model: Path, threads: int, folder: Path, pa
     writes: sixteen streams that decode.
     """
     load, prompts = LOADS[part], Prompts(model_codec(model).tokenizer)
-    flags = ("--no-access-log", "--kv-cache-memory-bytes", "512MiB")
+    flags = ("--no-access-log", "--kv-cache-memory-bytes", "512MiB", "--served-model-name", SERVED)
     costs: dict[str, list[float]] = {WITH: [], WITHOUT: []}
     gaps: dict[str, list[float]] = {WITH: [], WITHOUT: []}
     with (
@@ -95,7 +98,7 @@ def _run(server: Child, load: _Load, prompts: Prompts) -> tuple[float, float]:
     """CPU-seconds per token of the server, and the 99th percentile of the times between tokens."""
     pid = server.process.pid
     texts = [prompts.take(load.prompt_tokens) for _ in range(load.streams)]
-    target = _Asking("server", server.url, "default", load.fields)
+    target = _Asking("server", server.url, SERVED, load.fields)
     before = cpu_seconds(pid)
     answers, _ = asyncio.run(target.streams(texts, load.max_tokens))
     time.sleep(SETTLE_S)
