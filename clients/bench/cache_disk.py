@@ -100,13 +100,14 @@ def index_of_a_million(report: Report, folder: Path, runs: int) -> None:
     chosen = random.Random(1).sample(keys, LOOKUPS)
     name = "index of 1e6 records"
     opened = report.measure(name, "the tier opens, file cold", "ms", opens)
-    tier, index = _tier(folder), Index(index_folder, read_only=True)
+    index = Index(index_folder, read_only=True)
     with index.snapshot() as view:
         report.measure(name, "lookup, file cold", "us", _times(lambda key: view.get(key), chosen))
         looked = report.measure(name, "lookup", "us", _times(lambda key: view.get(key), chosen))
-    report.measure(name, "find of one key by the tier", "us", _times(lambda key: tier.find([key]), chosen))
     report.measure(name, "size", "MB", [index.file_bytes() / 1e6])
     index.close()
+    tier = _tier(folder)  # opened after the index is closed: a process opens an environment once
+    report.measure(name, "find of one key by the tier", "us", _times(lambda key: tier.find([key]), chosen))
     tier.close()
     report.bar("index of 1e6 records, open, ms", opened.median, "under 100", opened.median < 100)
     report.bar("index of 1e6 records, lookup, us", looked.median, "under 20", looked.median < 20)
