@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import Unavailable, draining
-from .middleware import GENERATION_PATHS, request_info, route_path
+from .middleware import is_generation, request_info
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Admission:
         self.app, self.limits, self.is_draining = app, limits, is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or route_path(scope) not in GENERATION_PATHS:
+        if scope["type"] != "http" or not is_generation(scope):
             await self.app(scope, receive, send)
             return
         if self.is_draining():

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +25,10 @@ TRACE_BYTES = 1000
 COMPARED = 64
 """The latest prompts of a tenant that a new one is compared with."""
 MAX_TRACE_TOKENS = 1 << 20
+HEAD_TOKENS = 512
+ALIKE = 0.8
+"""Of the tokens of two prompts' heads: with fewer in common they are about different things. A nonce in front
+of a prompt leaves almost all."""
 
 I32 = NDArray[np.int32]
 
@@ -46,13 +51,24 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     count: int
     """Tokens of the prompt."""
-    packed: bytes
-    """The prompt's tokens, little-endian int32, zstd."""
+    packed: bytes = b""
+    """The prompt's tokens, little-endian int32, zstd; empty in memory, where they lie beside it."""
     turns: tuple[Turn, ...] = ()
     settings: bytes = b""
-    """Digest of the template's arguments and the tools."""
+    """Digest of the template's arguments but the tools."""
+    tools: bytes = b""
+    """Digest of the tools."""
     key: str = ""
     """prompt_cache_key."""
+    kept: int | None = None
+    """Tokens that the request let be kept; None = all."""
+
+
+class Known(NamedTuple):
+    """A trace with its tokens."""
+
+    trace: Trace
+    tokens: I32
 
 
 def digest(value: object) -> bytes:
@@ -91,7 +107,7 @@ class TraceBook:
     """The traces of one server, the latest in memory."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[str, OrderedDict[str, tuple[Trace, I32]]] = OrderedDict()
+        self._recent: OrderedDict[str, OrderedDict[str, Known]] = OrderedDict()
         """By tenant, then by response id; the latest last."""
         self._bytes = 0
 
@@ -99,55 +115,95 @@ class TraceBook:
         """Remember a prompt; below the device too if it is kept there (`ttl_s`)."""
         self._remember(salt, trace, tokens)
         if ttl_s is not None:
-            cache.put_soon(NAMESPACE, salt, trace.id, msgspec.msgpack.encode(trace), ttl_s)
+            packed = msgspec.structs.replace(trace, packed=pack_tokens(tokens))
+            cache.put_soon(NAMESPACE, salt, trace.id, msgspec.msgpack.encode(packed), ttl_s)
 
-    async def get(self, cache: PromptCache, salt: str, id: str) -> tuple[Trace, I32] | None:
+    async def get(self, cache: PromptCache, salt: str, id: str) -> Known | None:
         """A tenant's trace by response id, from memory or from below."""
-        recent = self._recent.get(salt)
-        if recent is not None and id in recent:
-            return recent[id]
-        data = await cache.get(NAMESPACE, salt, id)
-        if data is None:
-            return None
-        try:
-            trace = msgspec.msgpack.decode(data, type=Trace)
-        except msgspec.DecodeError:
-            return None
-        tokens = unpack_tokens(trace.count, trace.packed)
-        self._remember(salt, trace, tokens)
-        return trace, tokens
+        traces = self._recent.get(salt)
+        known = traces.get(id) if traces is not None else None
+        return known if known is not None else await _stored(cache, salt, id)
 
-    def closest(self, salt: str, tokens: I32, key: str) -> tuple[Trace, I32] | None:
-        """The recent prompt of a tenant that shares the most with this one; with a prompt_cache_key, among
-        those of the same key if there are any."""
+    def closest(self, salt: str, tokens: I32, key: str, block_tokens: int) -> Known | None:
+        """The recent prompt of a tenant that shares the most with this one, among those of the same
+        prompt_cache_key if there are any. If none shares a block: the most alike, if one is alike at all."""
         recent = list(islice(reversed(self._recent.get(salt, {}).values()), COMPARED))
-        if key and (same := [known for known in recent if known[0].key == key]):
-            recent = same
-        best = max(recent, key=lambda known: common_prefix(known[1], tokens), default=None)
-        return best if best is not None and common_prefix(best[1], tokens) > 0 else None
+        if not recent:
+            return None
+        same_key = [known for known in recent if key and known.trace.key == key]
+        best = max(same_key or recent, key=lambda known: common_prefix(known.tokens, tokens))
+        if same_key or common_prefix(best.tokens, tokens) >= block_tokens:
+            return best
+        head = np.unique(tokens[:HEAD_TOKENS])
+        alike, best = max(
+            ((_likeness(known.tokens, head), known) for known in recent), key=lambda pair: pair[0]
+        )
+        return best if alike >= ALIKE else None
 
-    def recent(self, salt: str) -> list[Trace]:
+    def recent(self, salt: str) -> list[Known]:
         """A tenant's traces in memory, the latest first."""
-        return [trace for trace, _ in reversed(self._recent.get(salt, {}).values())]
+        return list(reversed(self._recent.get(salt, {}).values()))
 
-    def forget(self, salt: str, id: str) -> None:
+    async def recall(self, cache: PromptCache, salt: str) -> None:
+        """Bring a tenant's latest traces back into memory, as after a restart."""
+        latest = [entry.name for entry in (await cache.names(NAMESPACE, salt))[:COMPARED]]
+        older = [await _stored(cache, salt, id) for id in latest if id not in self._recent.get(salt, {})]
+        for known in (*reversed([known for known in older if known]), *reversed(self.recent(salt))):
+            self._remember(salt, *known)
+
+    async def all(self, cache: PromptCache, salt: str) -> AsyncIterator[Known]:
+        """Every trace of a tenant, those in memory first."""
+        here = self.recent(salt)
+        for known in here:
+            yield known
+        ids = {known.trace.id for known in here}
+        for entry in await cache.names(NAMESPACE, salt):
+            if entry.name not in ids and (found := await _stored(cache, salt, entry.name)) is not None:
+                yield found
+
+    async def erase(self, cache: PromptCache, salt: str, id: str) -> None:
+        """Forget a trace here and below."""
+        self._forget(salt, id)
+        await cache.delete(NAMESPACE, salt, id)
+
+    def _forget(self, salt: str, id: str) -> None:
         traces = self._recent.get(salt)
         known = traces.pop(id, None) if traces is not None else None
         if known is not None:
-            self._bytes -= _bytes_of(*known)
+            self._bytes -= _bytes_of(known)
             if not traces:
                 del self._recent[salt]
 
     def _remember(self, salt: str, trace: Trace, tokens: I32) -> None:
         """Keep a trace; the oldest of the tenant that was quiet the longest goes first."""
-        self.forget(salt, trace.id)
-        self._recent.setdefault(salt, OrderedDict())[trace.id] = (trace, tokens)
+        self._forget(salt, trace.id)
+        known = Known(trace, tokens)
+        self._recent.setdefault(salt, OrderedDict())[trace.id] = known
         self._recent.move_to_end(salt)
-        self._bytes += _bytes_of(trace, tokens)
+        self._bytes += _bytes_of(known)
         while self._bytes > MAX_MEMORY_BYTES:
             quietest = next(iter(self._recent))
-            self.forget(quietest, next(iter(self._recent[quietest])))
+            self._forget(quietest, next(iter(self._recent[quietest])))
 
 
-def _bytes_of(trace: Trace, tokens: I32) -> int:
-    return tokens.nbytes + len(trace.packed) + len(trace.key) + 64 * len(trace.turns) + TRACE_BYTES
+async def _stored(cache: PromptCache, salt: str, id: str) -> Known | None:
+    """A trace from below; without its packed tokens, which are beside it."""
+    data = await cache.get(NAMESPACE, salt, id)
+    if data is None:
+        return None
+    try:
+        trace = msgspec.msgpack.decode(data, type=Trace)
+    except msgspec.DecodeError:
+        return None
+    return Known(msgspec.structs.replace(trace, packed=b""), unpack_tokens(trace.count, trace.packed))
+
+
+def _likeness(tokens: I32, head: I32) -> float:
+    """The share of a prompt's first tokens that another prompt's head (its distinct tokens) has too."""
+    mine = tokens[:HEAD_TOKENS]
+    return float(np.isin(mine, head).mean()) if len(mine) else 0.0
+
+
+def _bytes_of(known: Known) -> int:
+    trace = known.trace
+    return known.tokens.nbytes + len(trace.key) + 64 * len(trace.turns) + TRACE_BYTES

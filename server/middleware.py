@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("artesian.access")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/caches"})
 ADMIN_PATHS = frozenset({"/metrics"})
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -78,6 +78,13 @@ def route_path(scope: Scope) -> str:
     """Return the path as the routes know it, without the prefix of a proxy."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_generation(scope: Scope) -> bool:
+    """Whether this request runs a prompt."""
+    path = route_path(scope)
+    prewarms = path.startswith("/v1/caches/") and path.endswith("/prewarm")
+    return scope["method"] == "POST" and (path in GENERATION_PATHS or prewarms)
 
 
 class RequestContext:
@@ -140,7 +147,7 @@ class ErrorAnswers:
                 logger.exception("internal error request_id=%s", info.id)
             if info.started:
                 raise  # the status is out: only cutting the connection can still say that this failed
-            if error.status in (429, 503) and route_path(scope) in GENERATION_PATHS:
+            if error.status in (429, 503) and is_generation(scope):
                 self.telemetry.rejections[error.code or "unavailable"] += 1
             answer = Response(error_body(error), error.status, error.headers, "application/json")
             await answer(scope, receive, send)

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...engine import CachedPrompt, CachePolicy, CacheReport, InvalidRequest, Usage
-from ...engine.codec import Conversation
-from ..cache_trace import I32, Trace, TraceBook, Turn, as_array, common_prefix, digest, pack_tokens
+from ...engine import CachedPrompt, CacheReport, GenerationRequest, Usage
+from ..cache_trace import I32, Trace, Turn, as_array, common_prefix, digest
 from ..service import Service
+from .chat_messages import ChatPrompt
 from .normalise import Change
+from .prompt_cache import PromptCacheFields
+from .respond import off_loop
 
 LOST = frozenset({"expired", "evicted", "deleted", "corrupt", "slow", "fault", "disabled"})
 """Reasons of the store: the prompt did not change."""
+TOOLS = frozenset({"tools", "documents"})
+"""The template's arguments that hold tools."""
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -32,7 +36,7 @@ class Divergence(msgspec.Struct, frozen=True):
     message_index: int | None
     role: str | None
     what: str
-    """model, tools, template, system or messages."""
+    """model, tools, template, system, messages; prompt, where there are no messages."""
 
 
 class CacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,55 +57,72 @@ class CacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     normalised: tuple[Change, ...] | UnsetType = UNSET
 
 
-@dataclass(slots=True)
+class Comparison(NamedTuple):
+    """An earlier prompt beside this one."""
+
+    trace: Trace
+    shared: int
+    """Tokens that both begin with; 0 if the weights differ."""
+    reusable: int
+    """Of those, what this prompt could have reused: whole blocks that were kept."""
+    diverges: bool
+    """False if one is the beginning of the other."""
+
+
 class PromptDiagnosis:
-    """One request's prompt on its way to its diagnostics and its trace."""
+    """A response's prompts on their way to its diagnostics and its traces."""
 
-    service: Service
-    id: str
-    tokens: I32
-    salt: str
-    model: str
-    key: str
-    policy: CachePolicy = CachePolicy()
-    conversation: Conversation | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    normalised: tuple[Change, ...] = ()
-    comparison_id: str | None = None
-    compared: tuple[Trace, I32] | None = None
+    def __init__(
+        self,
+        service: Service,
+        model: str,
+        fields: PromptCacheFields,
+        requests: Sequence[GenerationRequest],
+        prompt: ChatPrompt,
+    ) -> None:
+        self._service, self._model, self._requests, self._prompt = service, model, requests, prompt
+        self._key, self._comparison_id = fields.prompt_cache_key or "", fields.comparison_id
+        self._salt, self._policy = requests[0].salt, requests[0].cache
+        self._tokens = as_array(prompt.tokens)
+        kwargs = prompt.kwargs
+        self._settings = _digest({name: value for name, value in kwargs.items() if name not in TOOLS})
+        self._tools = _digest({name: value for name, value in kwargs.items() if name in TOOLS})
 
-    @property
-    def _book(self) -> TraceBook:
-        return self.service.traces
+    @cached_property
+    def _turns(self) -> tuple[Turn, ...]:
+        conversation = self._prompt.conversation
+        messages = () if conversation is None else conversation.messages
+        return tuple(Turn(message.role, digest(message)) for message in messages)
 
-    async def prepare(self) -> None:
-        """Fetch what must be waited for: the trace of the response that is compared with."""
-        if self.comparison_id is not None:
-            self.compared = await self._book.get(
-                self.service.engine.prompt_cache, self.salt, self.comparison_id
-            )
+    async def finish(self, usage: Usage) -> CacheDiagnostics:
+        """The diagnostics of the finished response; leaves its traces."""
+        try:
+            return await self.explain(usage)
+        finally:
+            self.remember(usage)
 
-    def finish(self, usage: Usage) -> CacheDiagnostics:
-        """The diagnostics of the finished request; leaves its trace."""
-        diagnostics = self.explain(usage)
-        report = usage.cache
-        if self.policy.write:
-            turns = () if self.conversation is None else _turns(self.conversation)
+    def remember(self, usage: Usage) -> None:
+        """Leave a trace of each prompt, unless the request did not let it be kept."""
+        if not self._policy.write:
+            return
+        now, engine = time.time(), self._service.engine
+        for request in self._requests:
+            tokens = as_array(request.prompt)
             trace = Trace(
-                id=self.id,
-                model=self.model,
-                weights=self.service.engine.model.weights_digest,
-                created_at=time.time(),
-                count=len(self.tokens),
-                packed=pack_tokens(self.tokens),
-                turns=turns,
-                settings=digest(self.template_kwargs) if self.template_kwargs else b"",
-                key=self.key,
+                id=request.id,
+                model=self._model,
+                weights=engine.model.weights_digest,
+                created_at=now,
+                count=len(tokens),
+                turns=self._turns,
+                settings=self._settings,
+                tools=self._tools,
+                key=self._key,
+                kept=self._policy.write_tokens,
             )
-            self._book.add(self.service.engine.prompt_cache, self.salt, trace, self.tokens, report.ttl_s)
-        return diagnostics
+            self._service.traces.add(engine.prompt_cache, self._salt, trace, tokens, usage.cache.ttl_s)
 
-    def explain_ahead(self, found: CachedPrompt) -> CacheDiagnostics:
+    async def explain_ahead(self, found: CachedPrompt) -> CacheDiagnostics:
         """The diagnostics that a request would get now."""
         report = CacheReport(
             sources=found.sources,
@@ -109,96 +130,121 @@ class PromptDiagnosis:
             expires_at=found.expires_at,
             miss=found.ends_with,
         )
-        return self.explain(
-            Usage(
-                prompt_tokens=found.tokens,
-                completion_tokens=0,
-                cached_tokens=min(found.cached_tokens, max(found.tokens - 1, 0)),
-                cache=report,
-            )
+        cached = min(found.cached_tokens, max(found.tokens - 1, 0))
+        usage = Usage(prompt_tokens=found.tokens, completion_tokens=0, cached_tokens=cached, cache=report)
+        return await self.explain(usage)
+
+    async def explain(self, usage: Usage) -> CacheDiagnostics:
+        """The diagnostics, without leaving a trace."""
+        cached, miss, facts = usage.cached_tokens, usage.cache.miss, self._facts(usage)
+        if len(self._requests) > 1:  # of several prompts there is no one reason
+            return CacheDiagnostics(type="unavailable", **facts)
+        against: Comparison | None = None
+        if self._comparison_id is not None:
+            cache, traces = self._service.engine.prompt_cache, self._service.traces
+            known = await traces.get(cache, self._salt, self._comparison_id)
+            if known is None:
+                return CacheDiagnostics(type="comparison_response_not_found", **facts)
+            against = self._compare(*known)
+        elif miss is not None and (closest := self._closest()) is not None:
+            against = self._compare(*closest)
+        where = None
+        if against is not None and against.diverges:
+            where = facts["divergence"] = await self._divergence(against)
+        reason = self._reason(against, cached, miss, where)
+        if reason is None:
+            return CacheDiagnostics(type="cache_hit", **facts)
+        affected = cached
+        if against is not None and reason.endswith("_changed"):
+            affected = max(cached, against.shared)
+        return CacheDiagnostics(
+            type="cache_miss",
+            reason=reason,
+            cache_missed_tokens=len(self._tokens) - affected,
+            comparison_reusable_tokens=None if against is None else against.reusable,
+            **facts,
         )
 
-    def explain(self, usage: Usage) -> CacheDiagnostics:
-        """The diagnostics, without leaving a trace."""
-        report, cached = usage.cache, usage.cached_tokens
-        facts: dict[str, Any] = {"cached_tokens": cached}
+    def _facts(self, usage: Usage) -> dict[str, Any]:
+        """What is told whatever the type."""
+        report = usage.cache
+        facts: dict[str, Any] = {"cached_tokens": usage.cached_tokens}
         if report.sources:
             facts["sources"] = report.sources
         if report.created_at is not None:
             facts |= {"created_at": report.created_at, "age_s": max(0.0, time.time() - report.created_at)}
-        if report.expires_at is not None:
-            facts["expires_at"] = report.expires_at if math.isfinite(report.expires_at) else UNSET
+        if report.expires_at is not None and math.isfinite(report.expires_at):
+            facts["expires_at"] = report.expires_at
         if report.ttl_s is not None:
             facts["ttl_s"] = report.ttl_s
         if report.load_s:
             facts["load_s"] = round(report.load_s, 6)
-        if self.normalised:
-            facts["normalised"] = self.normalised
-        if self.comparison_id is not None and self.compared is None:
-            return CacheDiagnostics(type="comparison_response_not_found", **facts)
-        compared = self.compared or self._book.closest(self.salt, self.tokens, self.key)
-        shared = common_prefix(compared[1], self.tokens) if compared is not None else 0
-        block_tokens = self.service.engine.prompt_cache.block_tokens
-        reusable = shared // block_tokens * block_tokens
-        reason = self._reason(compared, shared, reusable, cached, report.miss)
-        if reason is None:
-            return CacheDiagnostics(type="cache_hit", **facts)
-        diverges = compared is not None and shared < min(len(compared[1]), len(self.tokens))
-        if compared is not None and (diverges or reason == "model_changed"):
-            facts["divergence"] = self._divergence(compared[0], shared)
-        return CacheDiagnostics(
-            type="cache_miss",
-            reason=reason,
-            cache_missed_tokens=len(self.tokens) - max(cached, min(shared, len(self.tokens))),
-            comparison_reusable_tokens=reusable if compared is not None else None,
-            **facts,
-        )
+        if self._prompt.normalised:
+            facts["normalised"] = self._prompt.normalised
+        return facts
+
+    @property
+    def _block_tokens(self) -> int:
+        return self._service.engine.prompt_cache.block_tokens
+
+    def _closest(self) -> tuple[Trace, I32] | None:
+        return self._service.traces.closest(self._salt, self._tokens, self._key, self._block_tokens)
+
+    def _compare(self, trace: Trace, tokens: I32) -> Comparison:
+        if trace.weights != self._service.engine.model.weights_digest:
+            return Comparison(trace, 0, 0, True)
+        shared = common_prefix(tokens, self._tokens)
+        ends = [shared, len(self._tokens) - 1, *([] if trace.kept is None else [trace.kept])]
+        reusable = min(ends) // self._block_tokens * self._block_tokens
+        return Comparison(trace, shared, reusable, shared < min(len(tokens), len(self._tokens)))
 
     def _reason(
-        self, compared: tuple[Trace, I32] | None, shared: int, reusable: int, cached: int, miss: str | None
+        self, against: Comparison | None, cached: int, miss: str | None, where: Divergence | None
     ) -> str | None:
-        """Why not more was reused; None if nothing is amiss."""
-        block_tokens = self.service.engine.prompt_cache.block_tokens
-        if len(self.tokens) <= block_tokens and not cached:
+        """Why not more was reused. None if all was that could be: of what the compared prompt and this one
+        share, if the request names one to compare with, else of all that was there, and at least a block."""
+        reusable = 0 if against is None else against.reusable
+        is_named = self._comparison_id is not None
+        if cached < reusable or miss in LOST and not (is_named and reusable):
+            return miss or "never_seen"
+        if len(self._tokens) <= self._block_tokens and not cached:
             return "too_short"
-        is_hit = cached >= block_tokens or not miss
-        if miss in LOST and cached < max(reusable, 1):
-            return miss
-        if compared is None:
-            return None if is_hit else miss or "never_seen"
-        trace, tokens = compared
-        if trace.weights != self.service.engine.model.weights_digest:
-            return None if is_hit and cached >= reusable else "model_changed"
-        if shared < min(len(tokens), len(self.tokens)) and (self.compared is not None or not is_hit):
-            return "tools_changed" if trace.settings != self._settings() else "input_changed"
-        return None if is_hit else miss
+        if where is not None and (is_named or cached < self._block_tokens):
+            return f"{where.what}_changed" if where.what in ("model", "tools") else "input_changed"
+        if cached >= self._block_tokens or cached and miss is None:
+            return None
+        return miss or "never_seen"
 
-    def _settings(self) -> bytes:
-        return digest(self.template_kwargs) if self.template_kwargs else b""
-
-    def _divergence(self, trace: Trace, offset: int) -> Divergence:
-        index = self._message_at(offset)
-        role = None
-        if trace.weights != self.service.engine.model.weights_digest:
-            what = "model"
-        elif trace.settings != self._settings():
+    async def _divergence(self, against: Comparison) -> Divergence:
+        """Where and in what the prompts part."""
+        trace, offset = against.trace, against.shared
+        if trace.weights != self._service.engine.model.weights_digest:
+            return Divergence(trace.id, 0, None, None, "model")
+        conversation = self._prompt.conversation
+        if conversation is None:
+            return Divergence(trace.id, offset, None, None, "prompt")
+        pairs = list(zip(trace.turns, self._turns, strict=False))
+        first = next((i for i, (theirs, mine) in enumerate(pairs) if theirs != mine), len(pairs))
+        count = len(conversation.messages)
+        size_bytes = 4 * len(self._tokens)  # about: it decides whether this is worth a thread
+        index = await off_loop(self._service, size_bytes, lambda: self._message_at(offset, first, count))
+        role = None if index is None else conversation.messages[index].role
+        if trace.tools != self._tools:
             what = "tools"
-        elif index is None or self.conversation is None:
-            what = "template" if self.conversation is not None else "prompt"
+        elif index is None or index < first:  # the message is the same: it is what the template adds
+            what = "template"
         else:
-            role = self.conversation.messages[index].role
             what = "system" if role in ("system", "developer") else "messages"
         return Divergence(trace.id, offset, index, role, what)
 
-    def _message_at(self, offset: int) -> int | None:
+    def _message_at(self, offset: int, guess: int, count: int) -> int | None:
         """The message that the token at `offset` belongs to: the first whose prompt, cut behind it, reaches
-        beyond that token."""
-        if self.conversation is None:
-            return None
-        low, high = 0, len(self.conversation.messages) - 1
+        beyond that token. `guess` is most often it. None if the template renders no such beginning.
+        Renders and encodes beginnings of the conversation."""
+        low, high, likely = 0, count - 1, iter((guess - 1, guess))
         while low < high:
-            middle = (low + high) // 2
-            reached = self.tokens_through(middle)
+            middle = next((index for index in likely if low <= index < high), (low + high) // 2)
+            reached = self._prompt.tokens_through(self._service.codec, middle)
             if reached is None:
                 return None
             if reached > offset:
@@ -207,19 +253,6 @@ class PromptDiagnosis:
                 low = middle + 1
         return low
 
-    def tokens_through(self, index: int) -> int | None:
-        """Tokens of this prompt that the messages up to `index` make up; None if the template refuses such
-        a beginning."""
-        assert self.conversation is not None
-        begun = Conversation(self.conversation.messages[: index + 1])
-        try:
-            tokens = self.service.codec.encode_chat(
-                begun, add_generation_prompt=False, kwargs=self.template_kwargs
-            )
-        except InvalidRequest:
-            return None
-        return common_prefix(as_array(tokens), self.tokens)
 
-
-def _turns(conversation: Conversation) -> tuple[Turn, ...]:
-    return tuple(Turn(message.role, digest(message)) for message in conversation.messages)
+def _digest(values: Mapping[str, Any]) -> bytes:
+    return digest(values) if values else b""

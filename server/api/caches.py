@@ -14,20 +14,20 @@ from secrets import token_hex
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import CachedPrompt, ContextTooLong, GenerationRequest, SamplingParams
-from ..cache_trace import NAMESPACE, as_array, pack_tokens, unpack_tokens
+from ...engine import CachedPrompt, CachePolicy, ContextTooLong, GenerationRequest, SamplingParams, Usage
+from ..cache_trace import I32, as_array, common_prefix, pack_tokens, unpack_tokens
 from ..errors import BadRequest, NotFound, Unavailable
 from ..middleware import request_info
 from ..service import Service
-from ..stream.events import ResponseSteps
+from .body import typed
 from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat
 from .prompt_cache import MAX_TTL_S, PromptCacheFields, cache_policy, parse_ttl
-from .respond import isolation_salt, off_loop
+from .respond import collect, isolation_salt, off_loop, submit
 from .sampling import read_fields, token_ids
 from .types import UsageBody, encode, usage_body
 
@@ -71,12 +71,12 @@ class NamedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     count: int
     packed: bytes
-    ttl_s: float | None = None
+    policy: CachePolicy = CachePolicy()
     pinned: bool = False
     key: str = ""
 
 
-class CacheBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+class CacheBody(msgspec.Struct, kw_only=True, tag_field="object", tag="cache"):
     """One cache as the API shows it. Times are seconds since the epoch."""
 
     name: str
@@ -87,15 +87,16 @@ class CacheBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     sources: dict[str, int]
     bytes: int
     pinned: bool
-    object: str = "cache"
     expires_at: float | None = None
+    """null = pinned, or nothing of it is kept below the device."""
     ends_with: str | None = None
     """Why not more of the prompt is cached."""
     prompt_cache_key: str | None = None
-    usage: UsageBody | None = None
+    usage: UsageBody | UnsetType = UNSET
+    """What computing it took, where this call has computed it."""
 
 
-class PromptBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+class PromptBody(msgspec.Struct, kw_only=True, tag_field="object", tag="cache.prompt"):
     """A prompt that was answered lately."""
 
     id: str
@@ -103,29 +104,26 @@ class PromptBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_at: float
     tokens: int
     prompt_cache_key: str | None = None
-    object: str = "cache.prompt"
 
 
-class CacheList(msgspec.Struct, kw_only=True):
+class CacheList(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
     data: list[CacheBody]
     prompts: list[PromptBody]
-    object: str = "list"
 
 
-class Explanation(msgspec.Struct, kw_only=True):
+class Explanation(msgspec.Struct, kw_only=True, tag_field="object", tag="cache.explanation"):
     """The body of POST /v1/caches/explain."""
 
     model: str
     prompt: CachedPrompt
     prompt_cache_diagnostics: CacheDiagnostics
-    object: str = "cache.explanation"
 
 
-class Deleted(msgspec.Struct, kw_only=True):
+class Deleted(msgspec.Struct, kw_only=True, tag_field="object", tag="cache.deleted"):
     deleted_tokens: int
     deleted_prompts: int
-    name: str | None = None
-    object: str = "cache.deleted"
+    """Named or answered ones."""
+    name: str | UnsetType = UNSET
     deleted: bool = True
 
 
@@ -140,47 +138,53 @@ class CachesApi:
         service = self._service
         fields, _, size = await read_fields(request, CreateCache, service.config)
         model, name, salt = service.model_name(fields.model), _name(fields.name), _salt(request, fields)
-        policy = cache_policy(fields)
-        if fields.ttl is not None:
-            policy = msgspec.structs.replace(policy, ttl_s=parse_ttl(fields.ttl, "ttl"))
+        ttl_s = None if fields.ttl is None else parse_ttl(fields.ttl, "ttl")
         prompt = self._checked(await self._prompt(fields, size))
-        steps = await self._compute(request, prompt.tokens, salt, policy.ttl_s)
-        cache = service.engine.prompt_cache
+        policy = await off_loop(
+            service, size, lambda: cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
+        )
+        if not policy.write:
+            raise _invalid(
+                "prompt_cache_options.mode", "mode=explicit without a prompt_cache_breakpoint keeps nothing"
+            )
+        if ttl_s is not None:
+            policy = msgspec.structs.replace(policy, ttl_s=ttl_s)
+        usage = await self._compute(request, prompt.tokens, salt, policy)
+        before = await self._stored(name, salt)
+        if before is not None and before.pinned:
+            await self._pin(name, msgspec.structs.replace(before, pinned=False), salt)
         tokens = as_array(prompt.tokens)
         stored = NamedPrompt(
-            model=model, created_at=time.time(), count=len(tokens), packed=pack_tokens(tokens),
-            ttl_s=policy.ttl_s, pinned=bool(fields.pinned), key=fields.prompt_cache_key or "",
+            model=model, created_at=time.time(), count=len(tokens), packed=pack_tokens(tokens), policy=policy,
+            pinned=bool(fields.pinned), key=fields.prompt_cache_key or "",
         )  # fmt: skip
         await self._remember(name, stored, salt)
         if stored.pinned:
-            await cache.pin(prompt.tokens, salt, True)
-        body = await self._body(name, stored, salt)
-        body.usage = usage_body(steps.usage)
-        return _json(body, 201)
+            await self._pin(name, stored, salt)
+        return _json(await self._body(name, stored, salt, usage), 201)
 
     async def list_all(self, request: Request) -> Response:
         """GET /v1/caches."""
-        salt = _salt(request, SaltFields(request.query_params.get("cache_salt")))
+        salt = _query_salt(request)
         bodies = []
         for entry in (await self._service.engine.prompt_cache.names(NAMES, salt))[:MAX_LISTED]:
             stored = await self._stored(entry.name, salt)
             if stored is not None:
                 bodies.append(await self._body(entry.name, stored, salt))
+        traces = self._service.traces
+        await traces.recall(self._service.engine.prompt_cache, salt)
         prompts = [
             PromptBody(
-                id=t.id,
-                model=t.model,
-                created_at=t.created_at,
-                tokens=t.count,
-                prompt_cache_key=t.key or None,
+                id=trace.id, model=trace.model, created_at=trace.created_at, tokens=trace.count,
+                prompt_cache_key=trace.key or None,
             )
-            for t in self._service.traces.recent(salt)[:MAX_LISTED]
-        ]
+            for trace, _ in traces.recent(salt)[:MAX_LISTED]
+        ]  # fmt: skip
         return _json(CacheList(data=bodies, prompts=prompts))
 
     async def get(self, request: Request) -> Response:
         """GET /v1/caches/{name}."""
-        salt = _salt(request, SaltFields(request.query_params.get("cache_salt")))
+        salt = _query_salt(request)
         name = request.path_params["name"]
         return _json(await self._body(name, await self._named(name, salt), salt))
 
@@ -193,50 +197,47 @@ class CachesApi:
                 fields, _, _ = await read_fields(request, SaltFields, self._service.config)
             salt, name = _salt(request, fields), request.path_params["name"]
             stored = await self._named(name, salt)
-            tokens = unpack_tokens(stored.count, stored.packed).tolist()
-            cache = self._service.engine.prompt_cache
+            usage: Usage | None = None
             if act == "prewarm":
-                await self._compute(request, tokens, salt, stored.ttl_s)
+                usage = await self._compute(request, unpack(stored).tolist(), salt, stored.policy)
             else:
                 stored = msgspec.structs.replace(stored, pinned=act == "pin")
-                await cache.pin(tokens, salt, stored.pinned)
-                if not stored.pinned:
-                    await self._pin_others(name, salt)
+                await self._pin(name, stored, salt)
             await self._remember(name, stored, salt)
-            return _json(await self._body(name, stored, salt))
+            return _json(await self._body(name, stored, salt, usage))
 
         return answer
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/caches/{name}: the name and its prompt's blocks."""
-        salt = _salt(request, SaltFields(request.query_params.get("cache_salt")))
-        name = request.path_params["name"]
-        stored = await self._named(name, salt)
-        cache, tokens = self._service.engine.prompt_cache, unpack_tokens(stored.count, stored.packed).tolist()
-        if stored.pinned:
-            await cache.pin(tokens, salt, False)
-            await self._pin_others(name, salt)
-        erased = await cache.erase(tokens, salt)
-        await cache.delete(NAMES, salt, name)
-        return _json(Deleted(name=name, deleted_tokens=erased, deleted_prompts=1))
+        """DELETE /v1/caches/{name}: the name, its prompt's blocks, and the traces of the answers to it."""
+        salt, name = _query_salt(request), request.path_params["name"]
+        tokens = unpack(await self._named(name, salt))
+        erased = await self._erase_name(name, salt)
+        cache, traces = self._service.engine.prompt_cache, self._service.traces
+        prompts = 1
+        async for trace, theirs in traces.all(cache, salt):
+            if common_prefix(tokens, theirs) == len(tokens):
+                await traces.erase(cache, salt, trace.id)
+                prompts += 1
+        return _json(Deleted(name=name, deleted_tokens=erased, deleted_prompts=prompts))
 
     async def delete_by_key(self, request: Request) -> Response:
-        """DELETE /v1/caches?prompt_cache_key=...: every prompt of that key that is remembered."""
+        """DELETE /v1/caches?prompt_cache_key=...: every prompt of that key, named or answered."""
         key = request.query_params.get("prompt_cache_key")
         if not key:
             raise _invalid("prompt_cache_key", "prompt_cache_key says which prompts to delete; it is missing")
-        salt = _salt(request, SaltFields(request.query_params.get("cache_salt")))
+        salt = _query_salt(request)
         cache, traces = self._service.engine.prompt_cache, self._service.traces
         erased = prompts = 0
-        known = {trace.id: trace for trace in traces.recent(salt)}
-        for entry in await cache.names(NAMESPACE, salt):
-            if entry.name not in known and (found := await traces.get(cache, salt, entry.name)) is not None:
-                known[entry.name] = found[0]
-        for trace in known.values():
+        for entry in await cache.names(NAMES, salt):
+            stored = await self._stored(entry.name, salt)
+            if stored is not None and stored.key == key:
+                erased += await self._erase_name(entry.name, salt)
+                prompts += 1
+        async for trace, tokens in traces.all(cache, salt):
             if trace.key == key:
-                erased += await cache.erase(unpack_tokens(trace.count, trace.packed).tolist(), salt)
-                await cache.delete(NAMESPACE, salt, trace.id)
-                traces.forget(salt, trace.id)
+                erased += await cache.erase(tokens.tolist(), salt)
+                await traces.erase(cache, salt, trace.id)
                 prompts += 1
         return _json(Deleted(deleted_tokens=erased, deleted_prompts=prompts))
 
@@ -246,23 +247,13 @@ class CachesApi:
         fields, _, size = await read_fields(request, PromptFields, service.config)
         model, salt = service.model_name(fields.model), _salt(request, fields)
         prompt = self._checked(await self._prompt(fields, size))
-        found = await service.engine.prompt_cache.explain(prompt.tokens, salt)
-        diagnosis = PromptDiagnosis(
-            service=service,
-            id="",
-            tokens=as_array(prompt.tokens),
-            salt=salt,
-            model=model,
-            key=fields.prompt_cache_key or "",
-            conversation=prompt.conversation,
-            template_kwargs=prompt.kwargs,
-            normalised=prompt.normalised,
-            comparison_id=fields.comparison_id,
-        )
-        await diagnosis.prepare()
-        return _json(
-            Explanation(model=model, prompt=found, prompt_cache_diagnostics=diagnosis.explain_ahead(found))
-        )
+        cache = service.engine.prompt_cache
+        await service.traces.recall(cache, salt)
+        found = await cache.explain(prompt.tokens, salt)
+        asked = GenerationRequest(id="", prompt=prompt.tokens, params=SamplingParams(), salt=salt)
+        diagnosis = PromptDiagnosis(service, model, fields, [asked], prompt)
+        diagnostics = await diagnosis.explain_ahead(found)
+        return _json(Explanation(model=model, prompt=found, prompt_cache_diagnostics=diagnostics))
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -272,7 +263,11 @@ class CachesApi:
             raise _invalid("messages", "Give either `messages` or `prompt`")
         if fields.messages is not None:
             messages = fields.messages
-            return await off_loop(service, size, lambda: encode_chat(service, fields, messages))
+            return await off_loop(
+                service,
+                size,
+                lambda: encode_chat(service, fields, messages, normalises=fields.normalises),
+            )
         prompt = fields.prompt
         if isinstance(prompt, str):
             text, limit = prompt, service.engine.model.max_model_len
@@ -299,41 +294,44 @@ class CachesApi:
             raise ContextTooLong(len(prompt.tokens), limit)
         return prompt
 
-    async def _compute(
-        self, request: Request, tokens: list[int], salt: str, ttl_s: float | None
-    ) -> ResponseSteps:
+    async def _compute(self, request: Request, tokens: list[int], salt: str, policy: CachePolicy) -> Usage:
         """Run a prompt without generating, and wait until it is stored."""
         service = self._service
-        info = request_info(request.scope)
-        info.generation_id = f"cache-{token_hex(16)}"
-        policy = cache_policy(PromptCacheFields())
         generation = GenerationRequest(
-            id=info.generation_id,
+            id=f"cache-{token_hex(16)}",
             prompt=tokens,
             params=SamplingParams(max_tokens=0),
             salt=salt,
-            cache=msgspec.structs.replace(policy, ttl_s=ttl_s),
+            cache=policy,
         )
-        steps = ResponseSteps(service.engine, [generation], service.telemetry, info.arrived_at)
-        try:
-            async for _ in steps:
-                pass
-        finally:
-            await steps.aclose()
+        steps = submit(service, request, [generation])
+        await collect(request, steps, lambda step: None)
         await service.engine.prompt_cache.flush()
-        return steps
+        return steps.usage
 
-    async def _pin_others(self, name: str, salt: str) -> None:
-        """Blocks that pinned names share were unpinned with one of them: pin the others' again."""
+    async def _pin(self, name: str, stored: NamedPrompt, salt: str) -> None:
+        """Pin or unpin a prompt as `stored` says. What it shares with other pinned names stays pinned."""
         cache = self._service.engine.prompt_cache
+        await cache.pin(unpack(stored).tolist(), salt, stored.pinned)
+        if stored.pinned:
+            return
         for entry in await cache.names(NAMES, salt):
             other = await self._stored(entry.name, salt) if entry.name != name else None
             if other is not None and other.pinned:
-                await cache.pin(unpack_tokens(other.count, other.packed).tolist(), salt, True)
+                await cache.pin(unpack(other).tolist(), salt, True)
+
+    async def _erase_name(self, name: str, salt: str) -> int:
+        """Delete a name and its prompt's blocks; returns the tokens deleted."""
+        stored, cache = await self._named(name, salt), self._service.engine.prompt_cache
+        if stored.pinned:
+            await self._pin(name, msgspec.structs.replace(stored, pinned=False), salt)
+        erased = await cache.erase(unpack(stored).tolist(), salt)
+        await cache.delete(NAMES, salt, name)
+        return erased
 
     async def _remember(self, name: str, stored: NamedPrompt, salt: str) -> None:
         """Keep the name as long as its prompt."""
-        ttl_s = MAX_TTL_S if stored.pinned else stored.ttl_s
+        ttl_s = MAX_TTL_S if stored.pinned else stored.policy.ttl_s
         value = msgspec.msgpack.encode(stored)
         if await self._service.engine.prompt_cache.put(NAMES, salt, name, value, ttl_s) is None:
             raise Unavailable(
@@ -355,8 +353,8 @@ class CachesApi:
             raise NotFound(f"There is no cache named {name!r}.", code="cache_not_found", param="name")
         return stored
 
-    async def _body(self, name: str, stored: NamedPrompt, salt: str) -> CacheBody:
-        tokens = unpack_tokens(stored.count, stored.packed).tolist()
+    async def _body(self, name: str, stored: NamedPrompt, salt: str, usage: Usage | None = None) -> CacheBody:
+        tokens = unpack(stored).tolist()
         found = await self._service.engine.prompt_cache.explain(tokens, salt)
         expires_at = found.expires_at
         return CacheBody(
@@ -371,7 +369,18 @@ class CachesApi:
             expires_at=expires_at if expires_at is not None and math.isfinite(expires_at) else None,
             ends_with=found.ends_with,
             prompt_cache_key=stored.key or None,
+            usage=UNSET if usage is None else usage_body(usage),
         )
+
+
+def unpack(stored: NamedPrompt) -> I32:
+    """The tokens of a named prompt."""
+    return unpack_tokens(stored.count, stored.packed)
+
+
+def _query_salt(request: Request) -> str:
+    """The tenant of a call without a body."""
+    return _salt(request, typed(dict(request.query_params), SaltFields))
 
 
 def _salt(request: Request, fields: SaltFields | PromptCacheFields) -> str:

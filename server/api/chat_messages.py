@@ -9,8 +9,9 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from ...engine import ContextTooLong
-from ...engine.codec import Conversation, Message, TextPart, ToolCall
+from ...engine import ContextTooLong, InvalidRequest
+from ...engine.codec import Codec, Conversation, Message, TextPart, ToolCall
+from ..cache_trace import as_array, common_prefix
 from ..errors import BadRequest
 from ..service import Service
 from .normalise import Change, normalise
@@ -121,12 +122,36 @@ class ChatPrompt:
     conversation: Conversation | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     normalised: tuple[Change, ...] = ()
-    last_breakpoint: int | None = None
-    """The last message with a `prompt_cache_breakpoint`."""
+    last_breakpoint: tuple[int, int] | None = None
+    """The last content part with a `prompt_cache_breakpoint`: its message, and the parts up to its end."""
+
+    def tokens_through(self, codec: Codec, message: int, parts: int | None = None) -> int | None:
+        """How many tokens the messages up to this one make up, of its parts only the first `parts` if given;
+        None for a plain prompt, and if the template refuses such a beginning. Renders and encodes it."""
+        if self.conversation is None:
+            return None
+        begun = list(self.conversation.messages[: message + 1])
+        if parts is not None and isinstance(begun[-1].content, tuple):
+            begun[-1] = msgspec.structs.replace(begun[-1], content=begun[-1].content[:parts])
+        try:
+            tokens = codec.encode_chat(
+                Conversation(tuple(begun)), add_generation_prompt=False, kwargs=self.kwargs
+            )
+        except InvalidRequest:
+            return None
+        return common_prefix(as_array(tokens), as_array(self.tokens))
+
+    def breakpoint_tokens(self, codec: Codec) -> int | None:
+        """The prompt's tokens up to its last breakpoint; None without one, 0 if they cannot be told."""
+        if self.last_breakpoint is None:
+            return None
+        return self.tokens_through(codec, *self.last_breakpoint) or 0
 
 
-def encode_chat(service: Service, fields: ChatFields, messages: list[MessageFields]) -> ChatPrompt:
-    """Return the prompt.
+def encode_chat(
+    service: Service, fields: ChatFields, messages: list[MessageFields], *, normalises: bool | None = None
+) -> ChatPrompt:
+    """Return the prompt. `normalises` overrides the server's setting.
 
     Raises:
         BadRequest, InvalidRequest: the messages or the template's own complaint.
@@ -139,7 +164,7 @@ def encode_chat(service: Service, fields: ChatFields, messages: list[MessageFiel
     generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
     conversation = to_conversation(messages)
     changes: tuple[Change, ...] = ()
-    if service.config.normalise_prompts:
+    if service.config.normalise_prompts if normalises is None else normalises:
         conversation, changes = normalise(conversation)
     tokens = service.codec.encode_chat(
         conversation,
@@ -149,10 +174,11 @@ def encode_chat(service: Service, fields: ChatFields, messages: list[MessageFiel
         limit=limit,
     )
     marked = [
-        index
+        (index, number + 1)
         for index, message in enumerate(messages)
         if isinstance(message.content, list)
-        and any(part.prompt_cache_breakpoint is not None for part in message.content)
+        for number, part in enumerate(message.content)
+        if part.prompt_cache_breakpoint is not None
     ]
     return ChatPrompt(
         tokens, conversation, fields.chat_template_kwargs or {}, changes, max(marked, default=None)

@@ -11,15 +11,14 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine import Delta, GenerationRequest, PositionLogprobs
+from ...engine import CachePolicy, Delta, GenerationRequest, PositionLogprobs
 from ...engine.codec import Codec
-from ..cache_trace import as_array
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
 from .body import ignored_header
 from .cache_report import CacheDiagnostics, PromptDiagnosis
-from .chat_messages import MessageFields, encode_chat, invalid
+from .chat_messages import ChatPrompt, MessageFields, encode_chat, invalid
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
 from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params
@@ -153,13 +152,13 @@ class ChatChunks:
                 events.append(self._event([self._choice(delta)]))
         return events
 
-    def end(self) -> list[bytes]:
-        usage = self._steps.usage
-        diagnostics = self._answer.diagnosis.finish(usage)
+    async def end(self) -> list[bytes]:
+        usage, diagnosis = self._steps.usage, self._answer.diagnosis
         if not self._answer.with_usage:
+            diagnosis.remember(usage)
             return []
         chunk = self._chunk([], usage_body(usage))
-        chunk.prompt_cache_diagnostics = diagnostics
+        chunk.prompt_cache_diagnostics = await diagnosis.finish(usage)
         return [encode(chunk)]
 
     def _roles(self) -> list[bytes]:
@@ -225,7 +224,7 @@ class ChatBody:
             if delta.finish_reason is not None:
                 self._ends[delta.index] = delta
 
-    def body(self) -> bytes:
+    async def body(self) -> bytes:
         answer = self._answer
         prompt_logprobs, usage = self._prompt_logprobs, self._steps.usage
         return encode(
@@ -236,7 +235,7 @@ class ChatBody:
                 system_fingerprint=answer.fingerprint,
                 choices=[self._choice(index) for index in range(answer.n)],
                 usage=usage_body(usage),
-                prompt_cache_diagnostics=answer.diagnosis.finish(usage),
+                prompt_cache_diagnostics=await answer.diagnosis.finish(usage),
                 prompt_logprobs=UNSET
                 if prompt_logprobs is None
                 else prompt_logprobs_body(prompt_logprobs, answer.codec),
@@ -282,32 +281,21 @@ class ChatApi:
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             prompt_logprobs=fields.prompt_logprobs,
         )
-        prompt = await off_loop(service, size_bytes, lambda: encode_chat(service, fields, fields.messages))
-        diagnosis = PromptDiagnosis(
-            service=service,
-            id=f"chatcmpl-{token_hex(16)}",
-            tokens=as_array(prompt.tokens),
-            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
-            model=model,
-            key=fields.prompt_cache_key or "",
-            conversation=prompt.conversation,
-            template_kwargs=prompt.kwargs,
-            normalised=prompt.normalised,
-            comparison_id=fields.comparison_id,
-        )
-        marked = prompt.last_breakpoint
-        diagnosis.policy = cache_policy(
-            fields, lambda: None if marked is None else diagnosis.tokens_through(marked)
-        )
-        await diagnosis.prepare()
+
+        def read_prompt() -> tuple[ChatPrompt, CachePolicy]:
+            prompt = encode_chat(service, fields, fields.messages, normalises=fields.normalises)
+            return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
+
+        prompt, policy = await off_loop(service, size_bytes, read_prompt)
         generation = GenerationRequest(
-            id=diagnosis.id,
+            id=f"chatcmpl-{token_hex(16)}",
             prompt=prompt.tokens,
             params=params,
             priority=fields.priority or 0,
-            salt=diagnosis.salt,
-            cache=diagnosis.policy,
+            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
+            cache=policy,
         )
+        diagnosis = PromptDiagnosis(service, model, fields, [generation], prompt)
         steps = submit(service, request, [generation])
         warnings = [f"`{name}` has no effect here" for name in ignored]
         answer = _Answer(service, fields, model, generation, warnings, diagnosis)

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from ...engine import ContextTooLong, Delta, GenerationRequest, ModelInfo, PositionLogprobs
 from ...engine.codec import Codec
-from ..cache_trace import as_array
 from ..errors import BadRequest
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
 from .body import ignored_header
 from .cache_report import CacheDiagnostics, PromptDiagnosis
+from .chat_messages import ChatPrompt
 from .legacy_logprobs import GeneratedOffsets, LegacyLogprobs, prompt_part
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
@@ -220,12 +220,12 @@ class CompletionChunks:
                 events.append(self._event(self._choice(delta), []))
         return events
 
-    def end(self) -> list[bytes]:
-        usage = self._steps.usage
-        diagnostics = self._answer.diagnosis.finish(usage)
+    async def end(self) -> list[bytes]:
+        usage, diagnosis = self._steps.usage, self._answer.diagnosis
         if not self._answer.with_usage:
+            diagnosis.remember(usage)
             return []
-        return [encode(self._answer.whole([], usage_body(usage), [], diagnostics))]
+        return [encode(self._answer.whole([], usage_body(usage), [], await diagnosis.finish(usage)))]
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         choice = CompletionChoice(index=delta.index, text=delta.text, finish_reason=delta.finish_reason)
@@ -257,10 +257,10 @@ class CompletionBody:
         for delta in step:
             self._deltas[delta.index].append(delta)
 
-    def body(self) -> bytes:
+    async def body(self) -> bytes:
         choices = [self._choice(index) for index in range(self._answer.choices)]
         usage = self._steps.usage
-        diagnostics = self._answer.diagnosis.finish(usage)
+        diagnostics = await self._answer.diagnosis.finish(usage)
         return encode(self._answer.whole(choices, usage_body(usage), self._warnings, diagnostics))
 
     def _choice(self, index: int) -> CompletionChoice:
@@ -319,17 +319,6 @@ class CompletionApi:
         answer_id = f"cmpl-{token_hex(16)}"
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)
         policy = cache_policy(fields)
-        diagnosis = PromptDiagnosis(
-            service=service,
-            id=answer_id,
-            tokens=as_array(prompts[0].token_ids),
-            salt=salt,
-            model=model,
-            key=fields.prompt_cache_key or "",
-            policy=policy,
-            comparison_id=fields.comparison_id,
-        )
-        await diagnosis.prepare()
         generations = [
             GenerationRequest(
                 id=answer_id if len(prompts) == 1 else f"{answer_id}-{row}",
@@ -341,6 +330,7 @@ class CompletionApi:
             )
             for row, prompt in enumerate(prompts)
         ]
+        diagnosis = PromptDiagnosis(service, model, fields, generations, ChatPrompt(prompts[0].token_ids))
         try:
             steps = submit(service, request, generations)
         except ContextTooLong as err:

@@ -30,6 +30,8 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True):
     """The earlier response that `prompt_cache_diagnostics` compares with."""
     prewarm: bool | None = None
     """Compute and keep the prompt, generate nothing."""
+    normalise: bool | None = None
+    """Take volatile identifiers out of this prompt, or leave it as it is; null = as the server is set."""
 
 
 class PromptCacheBreakpoint(msgspec.Struct):
@@ -50,6 +52,10 @@ class PromptCacheFields(msgspec.Struct, kw_only=True):
     @property
     def prewarms(self) -> bool:
         return bool(self.prompt_cache_options and self.prompt_cache_options.prewarm)
+
+    @property
+    def normalises(self) -> bool | None:
+        return self.prompt_cache_options.normalise if self.prompt_cache_options else None
 
     @property
     def comparison_id(self) -> str | None:

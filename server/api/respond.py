@@ -31,7 +31,7 @@ class BodyCollector(Protocol):
         """Take one step."""
         ...
 
-    def body(self) -> bytes:
+    async def body(self) -> bytes:
         """Return the answer's JSON, once all steps are in."""
         ...
 
@@ -76,7 +76,17 @@ async def whole_response(
         ClientDisconnect: it left.
         RequestFailed, Unavailable: the engine failed a choice.
     """
-    collecting = asyncio.ensure_future(_collect(steps, collector))
+    await collect(request, steps, collector.step)
+    return Response(await collector.body(), media_type="application/json", headers=headers)
+
+
+async def collect(request: Request, steps: ResponseSteps, take: Callable[[Step], None]) -> None:
+    """Give out all steps, and stop at once when the client leaves.
+
+    Raises:
+        ClientDisconnect, RequestFailed, Unavailable: see `whole_response`.
+    """
+    collecting = asyncio.ensure_future(_collect(steps, take))
     leaving = asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((collecting, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -88,12 +98,11 @@ async def whole_response(
         leaving.cancel()
         await asyncio.gather(collecting, leaving, return_exceptions=True)
         await steps.aclose()
-    return Response(collector.body(), media_type="application/json", headers=headers)
 
 
-async def _collect(steps: ResponseSteps, collector: BodyCollector) -> None:
+async def _collect(steps: ResponseSteps, take: Callable[[Step], None]) -> None:
     async for step in steps:
-        collector.step(step)
+        take(step)
 
 
 async def _disconnect(request: Request) -> None:

@@ -34,7 +34,7 @@ class EventEncoder(Protocol):
         """Return the JSON of each event that a step gives; none is fine."""
         ...
 
-    def end(self) -> list[bytes]:
+    async def end(self) -> list[bytes]:
         """Return the JSON of the events after the last choice has finished."""
         ...
 
@@ -100,7 +100,7 @@ async def _events(steps: ResponseSteps, encoder: EventEncoder, request_id: str) 
                 yield b"data: %b\n\n" % events[0]
             elif events:
                 yield b"".join([b"data: %b\n\n" % event for event in events])
-        end = [b"data: %b\n\n" % event for event in encoder.end()]
+        end = [b"data: %b\n\n" % event for event in await encoder.end()]
     except Exception as exc:
         error = as_api_error(exc)
         if error.code == "internal_error":
