@@ -1,14 +1,25 @@
-"""Prompts in one portable file: records in the format of segments, each checked when it is read back."""
+"""Prompts in one portable file: records in the format of segments, each checked when it is read back.
+
+docs/cache-format.md has the bytes. Reads and writes in one pass, so that either end may be a pipe.
+"""
 
 from __future__ import annotations
 
+import math
 import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
-from .tiers import Entry, Record, Tier, TierFault
+import xxhash
+
+from .audit import is_own_key
+from .config import MAX_TTL_S
+from .tiers import Entry, Kind, Record, Tier, TierFault
 from .tiers.segment import (
+    MAX_CONTENT_BYTES,
+    PINNED,
     RECORD_HEADER,
     SEGMENT_HEADER,
     BadRecord,
@@ -23,12 +34,29 @@ from .tiers.segment import (
 
 ALIGN = 64
 BATCH_BYTES = 32 << 20
-MAX_CONTENT = 1 << 20
-MAX_PAYLOAD = 1 << 32
+MAX_PAYLOAD_BYTES = 1 << 30
+END_MAGIC = b"ARTEEND\0"
+END = struct.Struct("<8sQ")
+"""magic, records; then the xxh3_64 of (archive id, these bytes)."""
+END_BYTES = padded(END.size + 8, ALIGN)
 
 
 class ArchiveError(ValueError):
     """The file is no archive of this version."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of an archive's records."""
+
+    stored: int = 0
+    present: int = 0
+    """Were here already, and were left as they are."""
+    expired: int = 0
+    failed: int = 0
+    """Damaged, or not taken: no room, or the directory cannot be written now."""
+    is_complete: bool = False
+    """Whether the archive was read to its end."""
 
 
 def export_records(tier: Tier, entries: Sequence[Entry], file: BinaryIO, now: float) -> tuple[int, int]:
@@ -56,58 +84,63 @@ def export_records(tier: Tier, entries: Sequence[Entry], file: BinaryIO, now: fl
         file.write(payload)
         file.write(bytes(padded(len(payload), ALIGN) - len(payload)))
         written += 1
+    file.write(_end(archive_id, written))
     return written, failed
 
 
-def import_records(tier: Tier, file: BinaryIO, clock: Callable[[], float]) -> tuple[int, int, int]:
-    """Read an archive into a tier; returns how many records are there now, how many had expired and how many
-    were bad or found no room. A record keeps what was left of its time to live.
+def import_records(tier: Tier, file: BinaryIO, clock: Callable[[], float]) -> Imported:
+    """Read an archive into a tier. A record that is not here keeps when it was made and what is left of its
+    time to live; one that is here already is left alone.
 
     Raises:
         ArchiveError: not an archive, or of another version.
     """
-    there = expired = bad = size = 0
+    counts = Imported()
     batch: list[Record] = []
+    size = 0
 
-    def flush() -> int:
+    def flush() -> None:
         kept = len(tier.put(batch))
+        counts.stored += kept
+        counts.failed += len(batch) - kept
         batch.clear()
-        return kept
 
-    offered = 0
-    for header, payload in _records(file):
-        if header is None:
-            bad += 1
-            continue
-        ttl_s = min(header.expires_at - clock(), header.ttl_s)
-        if ttl_s <= 0:
-            expired += 1
-            continue
-        batch.append(
-            Record(
-                header.kind,
-                header.key,
-                header.identity,
-                header.content,
-                memoryview(payload),
-                ttl_s,
-                header.parent,
-                header.depth,
-                header.groups,
-                bool(header.flags & 1),
-            )  # fmt: skip
-        )
-        offered += 1
-        size += len(payload)
-        if size >= BATCH_BYTES:
-            there += flush()
-            size = 0
-    there += flush() if batch else 0
-    return there, expired, bad + offered - there
+    for item in _items(file):
+        if item is None:
+            counts.failed += 1
+        elif isinstance(item, int):
+            counts.is_complete = True
+        elif tier.find([item[0].key]):
+            counts.present += 1
+        elif (record := _record(*item, clock())) is None:
+            counts.expired += 1
+        else:
+            batch.append(record)
+            size += len(record.payload)
+            if size >= BATCH_BYTES:
+                flush()
+                size = 0
+    if batch:
+        flush()
+    return counts
 
 
-def _records(file: BinaryIO) -> Iterator[tuple[RecordHeader | None, bytes]]:
-    """The records of an archive; None for one whose payload is not what was written. A bad header ends it."""
+def _record(header: RecordHeader, payload: bytes, now: float) -> Record | None:
+    """What is to be stored; None if its time is over."""
+    ttl_s = min(header.ttl_s, MAX_TTL_S)
+    if not header.flags & PINNED:
+        ttl_s = min(ttl_s, header.expires_at - now)
+    if ttl_s <= 0:
+        return None
+    return Record(
+        header.kind, header.key, header.identity, header.content, memoryview(payload), ttl_s, header.parent,
+        header.depth, header.groups, bool(header.flags & PINNED), header.created_at,
+    )  # fmt: skip
+
+
+def _items(file: BinaryIO) -> Iterator[tuple[RecordHeader, bytes] | int | None]:
+    """The records of an archive; None for one that is damaged; at last, if the archive is whole, how many
+    records there were. Behind a damaged header nothing can be found."""
     head = file.read(padded(SEGMENT_HEADER.size, ALIGN))
     try:
         archive_id, align = parse_segment_header(head)
@@ -115,20 +148,50 @@ def _records(file: BinaryIO) -> Iterator[tuple[RecordHeader | None, bytes]]:
         raise ArchiveError(f"not an archive of prompts of this version: {err}") from err
     if align != ALIGN:
         raise ArchiveError(f"not an archive of prompts: alignment {align}")
-    while start := file.read(RECORD_HEADER.size):
-        try:
-            content_bytes, payload_bytes, stored_bytes = RECORD_HEADER.unpack(start)[7:10]
-            if content_bytes > MAX_CONTENT or stored_bytes > MAX_PAYLOAD or payload_bytes != stored_bytes:
-                raise BadRecord("lengths")
-            rest = file.read(padded(len(start) + content_bytes, ALIGN) - len(start))
-            header = parse_header(start + rest, archive_id)
-        except (BadRecord, struct.error):
-            yield None, b""
+    count = 0
+    while True:
+        start = file.read(END_BYTES)
+        if start == _end(archive_id, count):
+            yield count
             return
-        payload = file.read(padded(stored_bytes, ALIGN))[:stored_bytes]
+        if not start:
+            return
+        count += 1
+        try:
+            start += file.read(RECORD_HEADER.size - len(start))
+            header, payload = _read_record(file, start, archive_id)
+        except (BadRecord, struct.error):
+            yield None
+            return
         try:
             check_payload(header, memoryview(payload))
+            _check_meaning(header)
         except BadRecord:
-            yield None, b""
+            yield None
             continue
         yield header, payload
+
+
+def _read_record(file: BinaryIO, start: bytes, archive_id: bytes) -> tuple[RecordHeader, bytes]:
+    """Raises `BadRecord` or `struct.error`: it cannot be told where the next record begins."""
+    content_bytes, payload_bytes, stored_bytes = RECORD_HEADER.unpack(start)[7:10]
+    if content_bytes > MAX_CONTENT_BYTES or stored_bytes > MAX_PAYLOAD_BYTES or payload_bytes != stored_bytes:
+        raise BadRecord("lengths")
+    rest = file.read(padded(len(start) + content_bytes, ALIGN) - len(start))
+    header = parse_header(start + rest, archive_id)
+    return header, file.read(padded(stored_bytes, ALIGN))[:stored_bytes]
+
+
+def _check_meaning(header: RecordHeader) -> None:
+    """Raises `BadRecord` for what no tier writes, however sound its checksums are."""
+    if not all(map(math.isfinite, (header.created_at, header.expires_at, header.ttl_s))):
+        raise BadRecord("times")
+    if header.codec or not header.groups or (header.kind is Kind.BLOCK) != bool(header.depth):
+        raise BadRecord("fields")
+    if not is_own_key(header):
+        raise BadRecord("key")
+
+
+def _end(archive_id: bytes, records: int) -> bytes:
+    data = END.pack(END_MAGIC, records)
+    return (data + struct.pack("<Q", xxhash.xxh3_64_intdigest(archive_id + data))).ljust(END_BYTES, b"\0")

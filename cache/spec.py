@@ -49,9 +49,14 @@ def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> tuple[l
     keys: list[bytes] = []
     parent = root
     for content in contents:
-        parent = hashlib.blake2b(parent + content, digest_size=KEY_BYTES, person=b"artesian-block").digest()
+        parent = block_key(parent, content)
         keys.append(parent)
     return keys, contents
+
+
+def block_key(parent: bytes, content: bytes) -> bytes:
+    """Key of the block with these tokens (int32 bytes) behind the block, or root, of key `parent`."""
+    return hashlib.blake2b(parent + content, digest_size=KEY_BYTES, person=b"artesian-block").digest()
 
 
 def tenant_digest(salt: str) -> bytes:

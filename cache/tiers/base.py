@@ -60,6 +60,8 @@ class Record:
     groups: int = 1
     """BLOCK: bit g is set if the payload has the bytes of KV group g; they follow each other ascending."""
     pinned: bool = False
+    created_at: float | None = None
+    """When the payload was computed, if it is known; else, and in tiers that do not keep it, now."""
 
 
 class Found(NamedTuple):

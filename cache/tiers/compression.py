@@ -12,6 +12,9 @@ import zstandard
 
 NONE = 0
 SPLIT_ZSTD = 1
+"""Asked for; what is stored is one of `ITEM_BYTES`."""
+ITEM_BYTES = {1: 2, 2: 4, 3: 1}
+"""By stored codec, the size of the items that were split: a reader need not know what was written."""
 LEVEL = 1
 
 
@@ -27,22 +30,25 @@ _context = _Context()
 
 
 def pack(codec: int, item_bytes: int, data: memoryview) -> tuple[int, bytes | memoryview]:
-    """Compress a payload; returns the codec that was used: what does not shrink is stored as it is."""
+    """Compress a payload of 1-, 2- or 4-byte items; returns the codec that was used: what does not shrink is
+    stored as it is."""
     if codec == NONE or not len(data) or len(data) % item_bytes:
         return NONE, data
     split = np.ascontiguousarray(np.frombuffer(data, np.uint8).reshape(-1, item_bytes).T)
     packed = _context.compressor.compress(split.data)
-    return (SPLIT_ZSTD, packed) if len(packed) < len(data) else (NONE, data)
+    stored_as = next(codec for codec, size in ITEM_BYTES.items() if size == item_bytes)
+    return (stored_as, packed) if len(packed) < len(data) else (NONE, data)
 
 
-def unpack(codec: int, item_bytes: int, data: memoryview, out: memoryview) -> None:
+def unpack(codec: int, data: memoryview, out: memoryview) -> None:
     """Restore a payload into `out`, which has exactly its size.
 
     Raises:
         ValueError: the data is not what `pack` made, or of another size.
     """
-    if codec != SPLIT_ZSTD or len(out) % item_bytes:
-        raise ValueError(f"codec {codec} of {len(out)} bytes in items of {item_bytes}")
+    item_bytes = ITEM_BYTES.get(codec)
+    if item_bytes is None or len(out) % item_bytes:
+        raise ValueError(f"codec {codec} of {len(out)} bytes")
     try:
         if zstandard.frame_content_size(data) != len(out):
             raise ValueError("compressed payload of another size")

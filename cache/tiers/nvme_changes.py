@@ -39,6 +39,7 @@ class Changes(Reads):
     _min_free: int
     _segment_bytes: int
     _codec: int
+    _item_bytes: int
     _punches: bool
     """Whether the file system gives the pages of erased records back."""
     _suspend_s: float
@@ -101,17 +102,18 @@ class Changes(Reads):
                 seq = change.totals.next_seq
                 change.totals.next_seq += 1
                 expires_at = now + record.ttl_s
+                created_at = now if record.created_at is None else min(record.created_at, now)
                 head = encode_header(
                     record, writing.segment_id, self.files.align, codec=codec, stored=stored, seq=seq,
-                    created_at=now, expires_at=expires_at,
+                    created_at=created_at, expires_at=expires_at,
                 )  # fmt: skip
                 tail = bytes(length - len(head) - len(stored))
                 write_all(writing.fd, [head, stored, tail], offset)
                 ends[bucket] = offset + length
                 flags = PINNED if record.pinned else 0
                 place = Place(
-                    writing.number, record.kind, codec, flags, offset, length, len(record.payload), now,
-                    expires_at, record.ttl_s, record.depth, record.groups, seq,
+                    writing.number, record.kind, codec, flags, offset, length, len(record.payload),
+                    created_at, expires_at, record.ttl_s, record.depth, record.groups, seq,
                 )  # fmt: skip
                 added.append((record, place))
             for bucket, end in ends.items():

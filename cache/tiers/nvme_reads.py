@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
@@ -38,7 +39,6 @@ class Reads:
     stats: TierStats
     files: SegmentFiles
     _clock: Callable[[], float]
-    _item_bytes: int
     _index: Index | None
     _bad: deque[tuple[bytes, int]]
     """Records that a reader found bad; taken out with the next change."""
@@ -81,7 +81,7 @@ class Reads:
                     raise BadRecord("another record")
                 check_payload(header, stored)
                 if header.codec != codecs.NONE:
-                    codecs.unpack(header.codec, self._item_bytes, stored, out)
+                    codecs.unpack(header.codec, stored, out)
         self.stats.hits += 1
         self.stats.read_bytes += found.payload_bytes
 
@@ -143,6 +143,28 @@ class Reads:
                     if place.segment in names:
                         listed.append((found_of(key, place, names[place.segment], now), place))
         return listed
+
+    def places(self) -> Iterator[tuple[bytes, Place | None, Found | None]]:
+        """Every entry of the index, expired or not: its key, what it says (None if it is damaged), and what
+        `read` takes (None if the index does not know its segment)."""
+        with self._snapshot() as view:
+            if view is None:
+                return
+            now = self._clock()
+            names = {number: info.name for number, info in view.segments()}
+            for key, place in view.records():
+                name = None if place is None else names.get(place.segment)
+                yield key, place, None if place is None or name is None else found_of(key, place, name, now)
+
+    def segment_names(self) -> set[str]:
+        """The segments that the index knows."""
+        with self._snapshot() as view:
+            return set() if view is None else {info.name for _, info in view.segments()}
+
+    def file_of(self, found: Found) -> Path:
+        """The segment file that a record lies in."""
+        assert isinstance(found.place, _Where)
+        return self.files.root / found.place.name
 
     def _read_record(
         self, reading: Reading, place: Place, content_bytes: int, out: memoryview

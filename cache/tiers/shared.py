@@ -131,7 +131,7 @@ class SharedTier:
                 _read_all(fd, stored, header.payload_offset(ALIGN))
                 check_payload(header, stored)
                 if not whole:
-                    codecs.unpack(header.codec, self._item_bytes, stored, out)
+                    codecs.unpack(header.codec, stored, out)
         except (BadRecord, ValueError) as err:
             self._discard(found.key, err)
             raise TierFault(str(err)) from err

@@ -22,11 +22,11 @@ def smooth(items: int) -> bytes:
     return np.stack([low, np.full(items, 0x3F, np.uint8)], axis=1).tobytes()
 
 
-def unpacked(codec: int, item_bytes: int, data: bytes | memoryview, size: int) -> bytes:
+def unpacked(codec: int, data: bytes | memoryview, size: int) -> bytes:
     """Unpack between guard bytes, which must stay as they are."""
     room = bytearray(b"\xa5" * (size + 2 * GUARD))
     try:
-        unpack(codec, item_bytes, memoryview(data), memoryview(room)[GUARD : GUARD + size])
+        unpack(codec, memoryview(data), memoryview(room)[GUARD : GUARD + size])
     finally:
         assert room[:GUARD] == room[GUARD + size :] == b"\xa5" * GUARD
     return bytes(room[GUARD : GUARD + size])
@@ -40,7 +40,7 @@ def unpacked(codec: int, item_bytes: int, data: bytes | memoryview, size: int) -
 def test_any_payload_comes_back(block: bytes, repeats: int, item_bytes: int) -> None:
     data = block * repeats
     codec, stored = pack(SPLIT_ZSTD, item_bytes, memoryview(data))
-    back = bytes(stored) if codec == NONE else unpacked(codec, item_bytes, stored, len(data))
+    back = bytes(stored) if codec == NONE else unpacked(codec, stored, len(data))
     assert back == data and len(stored) <= len(data)
 
 
@@ -57,6 +57,13 @@ def test_what_cannot_shrink_is_stored_as_it_is(data: bytes) -> None:
     assert codec == NONE and bytes(stored) == data
 
 
+def test_what_was_packed_says_how_to_unpack_it() -> None:
+    data = np.linspace(0, 1, 2000, dtype=np.float32).tobytes()
+    packed = {size: pack(SPLIT_ZSTD, size, memoryview(data)) for size in (1, 2, 4)}
+    assert len({codec for codec, _ in packed.values()}) == 3
+    assert all(unpacked(codec, stored, len(data)) == data for codec, stored in packed.values())
+
+
 def test_without_a_codec_nothing_is_copied() -> None:
     data = memoryview(bytes(4096))
     assert pack(NONE, 2, data) == (NONE, data)
@@ -68,7 +75,7 @@ PACKED = bytes(pack(SPLIT_ZSTD, 2, memoryview(smooth(2000)))[1])
 @given(data=st.binary(max_size=300))
 def test_strange_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        unpacked(SPLIT_ZSTD, 2, data, 4000)
+        unpacked(SPLIT_ZSTD, data, 4000)
 
 
 @given(at=st.integers(0, len(PACKED) - 1), bit=st.integers(0, 7))
@@ -76,7 +83,7 @@ def test_a_flipped_bit_never_writes_beyond_its_place(at: int, bit: int) -> None:
     damaged = bytearray(PACKED)
     damaged[at] ^= 1 << bit
     try:
-        unpacked(SPLIT_ZSTD, 2, bytes(damaged), 4000)
+        unpacked(SPLIT_ZSTD, bytes(damaged), 4000)
     except ValueError:
         pass  # the record's checksum is what tells a flip that still decodes
 
@@ -98,7 +105,7 @@ def test_a_flipped_bit_never_writes_beyond_its_place(at: int, bit: int) -> None:
 )
 def test_another_codec_or_length_is_refused(codec: int, data: bytes, size: int) -> None:
     with pytest.raises(ValueError):
-        unpacked(codec, 2, data, size)
+        unpacked(codec, data, size)
 
 
 def test_a_frame_that_would_fill_the_memory_is_refused_before_it_does() -> None:
@@ -106,7 +113,7 @@ def test_a_frame_that_would_fill_the_memory_is_refused_before_it_does() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError):
-            unpacked(SPLIT_ZSTD, 2, bomb, 4000)
+            unpacked(SPLIT_ZSTD, bomb, 4000)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -119,7 +126,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     def work(index: int) -> None:
         for _ in range(20):
             codec, stored = pack(SPLIT_ZSTD, 2, memoryview(payloads[index]))
-            if unpacked(codec, 2, stored, 100_000) != payloads[index]:
+            if unpacked(codec, stored, 100_000) != payloads[index]:
                 wrong.append(index)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
