@@ -55,7 +55,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's tokens, little-endian int32, zstd; empty in memory, where they lie beside it."""
     turns: tuple[Turn, ...] = ()
     settings: bytes = b""
-    """Digest of the template's arguments but the tools."""
+    """Digest of the template's arguments."""
     tools: bytes = b""
     """Digest of the tools."""
     key: str = ""
@@ -85,14 +85,14 @@ def pack_tokens(tokens: I32) -> bytes:
 
 
 def unpack_tokens(count: int, packed: bytes) -> I32:
-    """The tokens of `pack_tokens`; empty if they cannot be read."""
-    if not 0 <= count <= MAX_TRACE_TOKENS:
-        return np.zeros(0, np.int32)
+    """The tokens of `pack_tokens`; empty if they are not exactly that many."""
     try:
-        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=4 * count + 64)
+        if not 0 <= count <= MAX_TRACE_TOKENS or zstandard.frame_content_size(packed) != 4 * count:
+            return np.zeros(0, np.int32)  # the frame's own word would decide what is allocated
+        data = zstandard.ZstdDecompressor().decompress(packed)
     except zstandard.ZstdError:
         return np.zeros(0, np.int32)
-    return np.frombuffer(data[: len(data) // 4 * 4], "<i4").astype(np.int32)
+    return np.frombuffer(data, "<i4").astype(np.int32)
 
 
 def common_prefix(a: I32, b: I32) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ from .respond import off_loop
 
 LOST = frozenset({"expired", "evicted", "deleted", "corrupt", "slow", "fault", "disabled"})
 """Reasons of the store: the prompt did not change."""
-TOOLS = frozenset({"tools", "documents"})
-"""The template's arguments that hold tools."""
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -84,9 +82,9 @@ class PromptDiagnosis:
         self._key, self._comparison_id = fields.prompt_cache_key or "", fields.comparison_id
         self._salt, self._policy = requests[0].salt, requests[0].cache
         self._tokens = as_array(prompt.tokens)
-        kwargs = prompt.kwargs
-        self._settings = _digest({name: value for name, value in kwargs.items() if name not in TOOLS})
-        self._tools = _digest({name: value for name, value in kwargs.items() if name in TOOLS})
+        tools = () if prompt.conversation is None else prompt.conversation.tools
+        self._settings = digest(prompt.kwargs) if prompt.kwargs else b""
+        self._tools = digest(tools) if tools else b""
 
     @cached_property
     def _turns(self) -> tuple[Turn, ...]:
@@ -252,7 +250,3 @@ class PromptDiagnosis:
             else:
                 low = middle + 1
         return low
-
-
-def _digest(values: Mapping[str, Any]) -> bytes:
-    return digest(values) if values else b""

@@ -134,9 +134,8 @@ class ChatPrompt:
         if parts is not None and isinstance(begun[-1].content, tuple):
             begun[-1] = msgspec.structs.replace(begun[-1], content=begun[-1].content[:parts])
         try:
-            tokens = codec.encode_chat(
-                Conversation(tuple(begun)), add_generation_prompt=False, kwargs=self.kwargs
-            )
+            conversation = msgspec.structs.replace(self.conversation, messages=tuple(begun))
+            tokens = codec.encode_chat(conversation, add_generation_prompt=False, kwargs=self.kwargs)
         except InvalidRequest:
             return None
         return common_prefix(as_array(tokens), as_array(self.tokens))

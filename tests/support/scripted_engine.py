@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from artesian.engine import (
+    CacheReport,
     ContextTooLong,
     Delta,
     DeltaIterator,
@@ -84,6 +85,9 @@ class Script:
     """Say the text again and again."""
     top_logprob: float = -0.25
     rare_logprob: float = -9999.0
+    cached_tokens: int = 3
+    """Of the prompt, at most all but the last."""
+    cache: CacheReport = CacheReport()
 
     def tokens(self, choice: int) -> list[int]:
         if self.token_ids is not None:
@@ -263,7 +267,8 @@ class ScriptedEngine:
                 usage = Usage(
                     prompt_tokens=len(request.prompt),
                     completion_tokens=sum(choice.count for choice in choices),
-                    cached_tokens=min(3, len(request.prompt) - 1),
+                    cached_tokens=min(script.cached_tokens, len(request.prompt) - 1),
+                    cache=script.cache,
                 )
                 last = deltas.pop()
                 deltas.append(msgspec.structs.replace(last, usage=usage))
