@@ -47,6 +47,8 @@ REAL_SESSIONS, REAL_TURNS, REAL_TOKENS = 8, 6, 3000
 """Of the real run: as many agents, their turns that are counted, and the longest of their prompts."""
 KV_BYTES = 256 << 20
 """Of the real run: half of what its sessions hold, so that most prefixes come from disk."""
+ALL_KV_BYTES = 1 << 30
+"""Room for all of them."""
 
 
 def agents(
@@ -125,41 +127,67 @@ def agents_hit_rates(report: Report, folder: Path) -> None:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     prompt: int = 0
     cached: int = 0
     from_disk: int = 0
     seconds: float = 0.0
 
+    @property
+    def prompt_rate(self) -> float:
+        return self.prompt / self.seconds
+
+    @property
+    def computed_rate(self) -> float:
+        return (self.prompt - self.cached) / self.seconds
+
+    def formula(self, compute_rate: float, load_rate: float) -> float:
+        """Prompt tokens per second that these hits allow, if loading and computing took turns."""
+        miss, disk = 1 - self.cached / self.prompt, self.from_disk / self.prompt
+        return 1 / (miss / compute_rate + disk / load_rate)
+
 
 def agents_throughput(report: Report, model: Path, threads: int, folder: Path) -> None:
-    """Concurrent agents without think times: prompt tokens per second, against cold prefill."""
+    """Concurrent agents without think times: prompt tokens per second, against cold prefill.
+
+    What a turn adds lies at the end of a long prompt and costs more per token than a whole prompt does. So
+    the formula is given twice: with the rate of whole cold prompts, and with the rate at which the very same
+    turns are computed when all their prefixes are on the device. Only the second says how well loads hide.
+    """
     trace = agent_trace(replace(AgentShape(), scale=SCALE, sessions=REAL_SESSIONS, kinds=2, seed=3), VOCAB)
     chosen = _late_turns(trace)
     cache = CacheConfig(kv_cache_memory_bytes=KV_BYTES, cache_dir=folder, cache_min_free_bytes=0)
     config = EngineConfig(
         model=model, threads=threads, cache=cache, derived_dir=environment.home() / "derived"
     )
+    in_memory = replace(config, cache=replace(cache, disk_cache=False, kv_cache_memory_bytes=ALL_KV_BYTES))
     warm, first = uvloop.run(_run(config, trace, chosen))
     gc.collect()
-    cold = uvloop.run(_cold(replace(config, cache=replace(cache, disk_cache=False)), trace, chosen))
-    effective, base = warm.prompt / warm.seconds, cold.prompt / cold.seconds
-    hit, miss = warm.cached / warm.prompt, 1 - warm.cached / warm.prompt
+    device, _ = uvloop.run(_run(in_memory, trace, chosen))
+    gc.collect()
+    cold = uvloop.run(_cold(in_memory, trace, chosen))
     load_rate = _load_rate(folder)
-    disk = warm.from_disk / warm.prompt
-    formula = 1 / (miss / base + disk / load_rate)
-    report.measure("prefill", "cold", "tokens/s", [base])
-    report.measure("prefill", "agents, prompt tokens", "tokens/s", [effective])
-    report.measure("prefill", "agents, by the formula", "tokens/s", [formula])
+    report.measure("prefill", "cold, whole prompts", "tokens/s", [cold.prompt_rate])
+    report.measure("prefill", "turns behind prefixes on the device", "tokens/s", [device.computed_rate])
+    report.measure("prefill", "agents, prompt tokens", "tokens/s", [warm.prompt_rate])
     report.measure("restore", "KV from disk", "tokens/s", [load_rate])
-    report.measure("agents in the engine", "hit rate", "", [hit])
-    report.measure("agents in the engine", "from disk, of all prompt tokens", "", [disk])
+    report.measure("agents in the engine", "hit rate", "", [warm.cached / warm.prompt])
+    report.measure("agents in the engine", "hit rate, all on the device", "", [device.cached / device.prompt])
+    report.measure(
+        "agents in the engine", "from disk, of all prompt tokens", "", [warm.from_disk / warm.prompt]
+    )
     report.measure("agents in the engine", "first turns, hit rate", "", [first.cached / max(first.prompt, 1)])
-    report.bar(
-        "agents' prefill over the formula 1 / (miss / cold + hit / load)", effective / formula,
-        "at least 0.85", effective / formula >= 0.85,
-    )  # fmt: skip
-    report.bar("agents' prefill over cold", effective / base, "aim 25", effective / base >= 25)
+    for title, rate in (
+        ("whole cold prompts", cold.prompt_rate),
+        ("the same turns on the device", device.computed_rate),
+    ):
+        share = warm.prompt_rate / warm.formula(rate, load_rate)
+        report.bar(
+            f"agents' prefill over 1 / (miss / compute + hit / load), compute = {title}", share,
+            "at least 0.85", share >= 0.85,
+        )  # fmt: skip
+    gain = warm.prompt_rate / cold.prompt_rate
+    report.bar("agents' prefill over cold", gain, "aim 25", gain >= 25)
 
 
 def _late_turns(trace: AgentTrace) -> list[list[AgentRequest]]:
@@ -173,13 +201,13 @@ def _late_turns(trace: AgentTrace) -> list[list[AgentRequest]]:
 
 async def _run(
     config: EngineConfig, trace: AgentTrace, chosen: Sequence[Sequence[AgentRequest]]
-) -> tuple[_Sums, _Sums]:
+) -> tuple[Sums, Sums]:
     """The agents side by side, each turn after the one before; the first turn of each is not counted."""
     from ...engine.local import LocalEngine
 
     engine = LocalEngine.load(config)
     await engine.start()
-    first, sums = _Sums(), _Sums()
+    first, sums = Sums(), Sums()
     for turns in chosen:
         await _turn(engine, trace, turns[0], first)
     await engine.prompt_cache.flush()
@@ -195,13 +223,13 @@ async def _run(
     return sums, first
 
 
-async def _cold(config: EngineConfig, trace: AgentTrace, chosen: Sequence[Sequence[AgentRequest]]) -> _Sums:
+async def _cold(config: EngineConfig, trace: AgentTrace, chosen: Sequence[Sequence[AgentRequest]]) -> Sums:
     """The same prompts' last turns, each computed whole."""
     from ...engine.local import LocalEngine
 
     engine = LocalEngine.load(config)
     await engine.start()
-    sums = _Sums()
+    sums = Sums()
     began = time.perf_counter()
     for number, turns in enumerate(chosen):
         tokens = trace.texts[turns[-1].session][: turns[-1].prompt].copy()
@@ -212,12 +240,12 @@ async def _cold(config: EngineConfig, trace: AgentTrace, chosen: Sequence[Sequen
     return sums
 
 
-async def _turn(engine: object, trace: AgentTrace, turn: AgentRequest, sums: _Sums) -> None:
+async def _turn(engine: object, trace: AgentTrace, turn: AgentRequest, sums: Sums) -> None:
     tokens = trace.texts[turn.session][: turn.prompt]
     await _ask(engine, f"{turn.session}-{turn.prompt}", tokens, sums)
 
 
-async def _ask(engine: object, name: str, tokens: np.ndarray, sums: _Sums) -> None:
+async def _ask(engine: object, name: str, tokens: np.ndarray, sums: Sums) -> None:
     from ...engine.local import LocalEngine
 
     assert isinstance(engine, LocalEngine)
