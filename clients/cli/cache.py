@@ -5,35 +5,44 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ...cache.archive import ArchiveError, export_records, import_records
+from ...cache.archive import ArchiveError, Imported, export_records, import_records
+from ...cache.audit import audit
 from ...cache.config import CacheConfig
-from ...cache.listing import Chain, chains
 from ...cache.sizing import disk_budget
-from ...cache.tiers import Entry, Kind, TierFault
+from ...cache.tiers import Entry, Kind
 from ...cache.tiers.nvme import NvmeTier
+from ...cache.tiers.segment import FORMAT_VERSION
 from ...engine.load.sources import DEFAULT_MODEL
-from ...server.cache_trace import NAMESPACE, Trace, unpack_tokens
 from ...server.config import ConfigError
 from . import environment
+from .cache_prompts import Contents, Prompt, Row, Selection
 from .cache_why import explain_prompt
-from .settings import Place
+from .flags import parse_bytes
+from .human import size, span
+from .settings import EngineFlags, Place, configure
 
 SHOWN_ID = 20
 """Enough of an id to name a prompt by."""
 TABLE_WIDTH = 110
+NO_BUDGET = 1 << 62
+"""For commands that must let nothing give way: a server may have been given more than the default."""
+FORMAT = f"v{FORMAT_VERSION}"
+Size = Annotated[int | None, Parameter(converter=lambda _type, tokens: parse_bytes(tokens[0].value))]
 
 cache = App(name="cache", help="Look into the prompt cache on disk. Works beside a running server.")
 
@@ -53,22 +62,6 @@ class Where:
         return self.cache_dir or environment.prompts_dir()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt of the listing."""
-
-    id: str
-    """The response it belongs to, or the key of its last block."""
-    model: str
-    tokens: int
-    bytes: int
-    created_at: float
-    last_used_at: float
-    expires_at: float | None
-    pinned: bool
-    prompt_cache_key: str
-
-
 @cache.command
 def ls(
     *,
@@ -76,7 +69,7 @@ def ls(
     blocks: Annotated[bool, Parameter(negative=())] = False,
     limit: int = 50,
 ) -> None:
-    """List cached prompts, the last used first.
+    """List cached prompts, the last used first. A conversation is one row.
 
     Parameters
     ----------
@@ -87,41 +80,31 @@ def ls(
     """
     where = where or Where()
     with _opened(where.path) as tier:
-        entries = list(tier.entries(Kind.BLOCK))
-        traces = [trace for _, trace in _traces(tier)]
-    if blocks:
-        _print_blocks(entries, where, limit)
-        return
-    rows = _rows(chains(entries), traces)
+        if blocks:
+            _print_blocks(list(tier.entries(Kind.BLOCK)), where, limit)
+            return
+        rows = [prompt.row() for prompt in Contents.read(tier).prompts()]
     shown = rows[:limit] if limit else rows
     if where.json:
-        _print_json([msgspec.to_builtins(row) for row in shown])
+        _print_json(msgspec.to_builtins(shown))
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("PROMPT", "MODEL", "TOKENS", "SIZE", "AGE", "LAST USE", "EXPIRES", "KEY"):
-        table.add_column(name, justify="right" if name in ("TOKENS", "SIZE") else "left", no_wrap=True)
-    now = time.time()
-    for row in shown:
-        expires = "pinned" if row.expires_at is None else f"in {_span(row.expires_at - now)}"
-        table.add_row(
-            row.id[:SHOWN_ID], row.model, str(row.tokens), _size(row.bytes), _span(now - row.created_at),
-            f"{_span(now - row.last_used_at)} ago", expires, row.prompt_cache_key,
-        )  # fmt: skip
-    _out().print(table if rows else "Nothing is cached here.")
+    _out().print(_table_of(shown, time.time()) if rows else f"Nothing is cached in {where.path}.")
     if len(shown) < len(rows):
         _out().print(f"... and {len(rows) - len(shown)} more (--limit 0 lists all)")
 
 
 @cache.command
 def stat(*, where: Where | None = None) -> None:
-    """Sums: bytes, records, what expires when."""
+    """Sums: bytes, records, what expires when, for which models."""
     where = where or Where()
     now = time.time()
     with _opened(where.path) as tier:
-        entries = [*tier.entries(Kind.BLOCK), *tier.entries(Kind.NAMED)]
+        contents = Contents.read(tier)
         stats, root = tier.stats, tier.root
+        segments = len(tier.files.names())
+    entries = [*contents.blocks, *contents.named]
+    prompts = contents.prompts()
     disk = os.statvfs(root)
-    found = chains(entry for entry in entries if entry.kind is Kind.BLOCK)
     ends = [entry.found.expires_at - now for entry in entries]
     facts: dict[str, Any] = {
         "directory": str(where.path),
@@ -129,24 +112,28 @@ def stat(*, where: Where | None = None) -> None:
         "bytes": stats.bytes,
         "default_budget_bytes": disk_budget(where.path),
         "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+        "journal_bytes": _length(root / "journal"),
+        "segments": segments,
         "records": stats.records,
-        "blocks": sum(entry.kind is Kind.BLOCK for entry in entries),
-        "prompts": len(found),
-        "names": sum(entry.kind is Kind.NAMED for entry in entries),
+        "blocks": len(contents.blocks),
+        "prompts": len(prompts),
+        "names": len(contents.named),
         "pinned": sum(entry.found.pinned for entry in entries),
-        "models": len({entry.identity for entry in entries if entry.kind is Kind.BLOCK}),
-        "segments": len(list(tier.files.names())),
         "expire_within_1h": sum(end < 3600 for end in ends),
         "expire_within_24h": sum(end < 86400 for end in ends),
         "oldest_s": max((now - entry.found.created_at for entry in entries), default=0.0),
     }
+    models = _models(contents, prompts)
     if where.json:
-        _print_json(facts)
+        _print_json({**facts, "models": models})
         return
     table = Table.grid(padding=(0, 2))
     for name, value in facts.items():
-        text = _size(value) if name.endswith("bytes") else _span(value) if name.endswith("_s") else str(value)
+        text = size(value) if name.endswith("bytes") else span(value) if name.endswith("_s") else str(value)
         table.add_row(name.removesuffix("_bytes").removesuffix("_s").replace("_", " "), text)
+    for model in models:
+        text = f"{model['blocks']} blocks of {model['block_tokens']} tokens, {size(model['bytes'])}"
+        table.add_row(f"model {model['model'] or model['identity']}", text)
     _out().print(table)
 
 
@@ -158,10 +145,15 @@ def why(
     model: str = DEFAULT_MODEL,
     cache_salt: str | None = None,
     api_key: str | None = None,
-    where: Where | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+    config: Path | None = None,
     place: Place | None = None,
+    engine: EngineFlags | None = None,
 ) -> None:
     """Say how much of a prompt would be reused from disk, and what ends it.
+
+    Give it the flags, or the file, that the server is started with: another KV type, block size or template
+    makes other blocks.
 
     Parameters
     ----------
@@ -170,22 +162,30 @@ def why(
     model
         The model that serves it.
     cache_salt
-        The request's cache_salt.
+        The request's cache_salt. [default: the JSON's]
     api_key
         The API key it is sent with.
+    json
+        Print JSON.
+    config
+        TOML file with the tables [server] and [engine].
     """
-    where = where or Where()
-    with _opened(where.path) as tier:
-        answer = explain_prompt(tier, _prompt_fields(prompt), model, place or Place(), api_key, cache_salt)
-    if where.json:
+    fields = _prompt_fields(prompt)
+    server_config, engine_config = configure(model, config, place, None, engine)
+    assert engine_config.cache.cache_dir is not None
+    with _opened(engine_config.cache.cache_dir) as tier:
+        answer = explain_prompt(
+            tier, fields, engine_config, api_key, cache_salt, normalises=server_config.normalise_prompts
+        )
+    if json:
         _print_json(msgspec.to_builtins(answer))
     else:
-        _out().print("\n".join(answer.lines(time.time(), _span)))
+        _out().print("\n".join(answer.lines(time.time())))
 
 
 @cache.command
 def verify(*, repair: Annotated[bool, Parameter(negative=())] = False, where: Where | None = None) -> None:
-    """Read every record and check it. Exit code 1 if one is bad.
+    """Read every record and check it. Exit code 1 if something is wrong.
 
     Parameters
     ----------
@@ -193,53 +193,65 @@ def verify(*, repair: Annotated[bool, Parameter(negative=())] = False, where: Wh
         Drop what is bad.
     """
     where = where or Where()
-    good = read_bytes = 0
-    bad: list[str] = []
-    with _opened(where.path, write=repair) as tier:
-        for kind in Kind:
-            for found, _ in tier.listed(kind):
-                try:
-                    header = tier.header(found)
-                    payload = bytearray(found.payload_bytes)
-                    tier.read(found, header.kind, header.identity, header.content, memoryview(payload))
-                    good += 1
-                    read_bytes += len(payload)
-                except TierFault as err:
-                    bad.append(f"{found.key.hex()[:16]}: {err}")
+    with _opened(where.path, budget_bytes=NO_BUDGET if repair else None) as tier:
+        found = audit(tier, time.time())
         if repair:
+            if found.damaged:
+                tier.rebuild_index()
             tier.maintain()
-        faults = dict(tier.stats.faults)
-    facts = {"good": good, "bad": len(bad), "bytes": read_bytes, "faults": faults}
+            tier.erase(list(found.bad))
+            _check_written(tier)
     if where.json:
-        _print_json({**facts, "bad_records": bad})
+        facts = {name: getattr(found, name) for name in ("good", "payload_bytes", "expired", "unreachable")}
+        bad = {key.hex(): text for key, text in found.bad.items()}
+        _print_json({**facts, "bad": bad, "stray_files": found.stray_files})
     else:
-        for line in bad:
-            _out().print(f"bad {line}")
-        _out().print(f"{good} records are sound ({_size(read_bytes)}), {len(bad)} are not")
-    if bad:
+        for key, text in found.bad.items():
+            _out().print(f"bad {key.hex()[:16]}: {text}", soft_wrap=True)
+        for name in found.stray_files:
+            _out().print(f"no record is in {name}", soft_wrap=True)
+        _out().print(
+            f"{found.good} records are sound ({size(found.payload_bytes)}), {len(found.bad)} are not"
+        )
+        if found.unreachable:
+            _out().print(f"{found.unreachable} sound blocks follow one that is gone: they just expire")
+        if repair and not found.is_sound:
+            _out().print("what is bad was dropped")
+    if not found.is_sound:
         sys.exit(1)
 
 
 @cache.command
-def gc(*, rebuild_index: Annotated[bool, Parameter(negative=())] = False, where: Where | None = None) -> None:
+def gc(
+    *,
+    rebuild_index: Annotated[bool, Parameter(negative=())] = False,
+    cache_bytes: Size = None,
+    where: Where | None = None,
+) -> None:
     """Expire and reclaim now, instead of when a server next does.
 
     Parameters
     ----------
     rebuild_index
         Make the index anew from the segments first.
+    cache_bytes
+        Let the prompts that expire first give way, until the cache takes no more than this.
     """
     where = where or Where()
-    with _opened(where.path, write=True) as tier:
+    with _opened(where.path, budget_bytes=NO_BUDGET if cache_bytes is None else cache_bytes) as tier:
         before = tier.stats.bytes
         if rebuild_index:
             tier.rebuild_index()
         tier.maintain()
+        _check_written(tier)
         facts = {"expired": tier.stats.expired, "evicted": tier.stats.evicted, "bytes": tier.stats.bytes}
     if where.json:
         _print_json({**facts, "bytes_before": before})
     else:
-        _out().print(f"{facts['expired']} records had expired; {_size(before)} -> {_size(facts['bytes'])}")
+        evicted = f", {facts['evicted']} gave way" if facts["evicted"] else ""
+        _out().print(
+            f"{facts['expired']} records had expired{evicted}; {size(before)} -> {size(facts['bytes'])}"
+        )
 
 
 @cache.command
@@ -250,12 +262,15 @@ def rm(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     where: Where | None = None,
 ) -> None:
-    """Delete prompts; their bytes are erased.
+    """Delete prompts and all that continues them; their bytes are erased.
+
+    What is pinned for the sake of another name stays. A running server may have a prompt in memory still:
+    DELETE /v1/caches deletes there too.
 
     Parameters
     ----------
     prompts
-        As `artesian cache ls` names them: response ids, or beginnings of keys.
+        As `artesian cache ls` names them: response ids, names, or beginnings of keys.
     key
         Every prompt of this prompt_cache_key.
     all
@@ -264,17 +279,21 @@ def rm(
         Do not ask.
     """
     where = where or Where()
-    with _opened(where.path, write=True) as tier:
-        doomed = _selected(tier, prompts, key, all)
-        size = sum(entry.stored_bytes for entry in doomed)
-        if doomed and not yes and not _confirmed(f"Delete {len(doomed)} records ({_size(size)})?"):
-            raise ConfigError("nothing was deleted")
+    with _opened(where.path, budget_bytes=NO_BUDGET) as tier:
+        chosen = _selected(tier, prompts, key, all)
+        doomed = [entry for entry in chosen.entries if entry.found.key not in chosen.held]
+        total = sum(entry.stored_bytes for entry in doomed)
+        if doomed and not yes and not _confirmed(f"Delete {len(doomed)} records ({size(total)})?"):
+            raise ConfigError("nothing was deleted (say --yes)")
         erased = tier.erase([entry.found.key for entry in doomed])
         tier.maintain()
+        _check_written(tier)
     if where.json:
-        _print_json({"deleted_records": erased, "bytes": size})
-    else:
-        _out().print(f"{erased} records deleted ({_size(size)})")
+        _print_json({"deleted_records": erased, "bytes": total, "pinned_records": len(chosen.held)})
+        return
+    _out().print(f"{erased} records deleted ({size(total)})")
+    if chosen.held:
+        _out().print(f"{len(chosen.held)} stay: they are pinned by name")
 
 
 @cache.command(name="export")
@@ -298,22 +317,23 @@ def export_(
     """
     where = where or Where()
     with _opened(where.path) as tier:
-        chosen = _selected(tier, prompts, key, not prompts and key is None)
-        if out == "-":
-            written, failed = export_records(tier, chosen, sys.stdout.buffer, time.time())
-            sys.stdout.buffer.flush()
-        else:
-            path = Path(out)
-            fresh = path.with_name(f".{path.name}.tmp")
-            with open(fresh, "wb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
-                written, failed = export_records(tier, chosen, file, time.time())
-            fresh.rename(path)
-    sys.stderr.write(f"{written} records exported{f', {failed} could not be read' if failed else ''}\n")
+        chosen = _selected(tier, prompts, key, not prompts and key is None).entries
+        with _written_whole(out) as file:
+            written, failed = export_records(tier, chosen, file, time.time())
+    if where.json and out != "-":
+        _print_json({"records": written, "failed": failed})
+    else:
+        bad = f", {failed} could not be read" if failed else ""
+        sys.stderr.write(f"{written} records exported{bad}\n")
+    if failed:
+        sys.exit(1)
 
 
 @cache.command(name="import")
 def import_(file: str, /, *, where: Where | None = None) -> None:
-    """Read a file that `export` wrote; each record is checked and keeps what is left of its time.
+    """Read a file that `export` wrote. Each record is checked and keeps what is left of its time.
+
+    What is here already stays as it is. Exit code 1 if not all could be taken.
 
     Parameters
     ----------
@@ -321,8 +341,9 @@ def import_(file: str, /, *, where: Where | None = None) -> None:
         The file, or `-` for standard input.
     """
     where = where or Where()
+    floor = CacheConfig().cache_min_free_bytes
     try:
-        with _opened(where.path, write=True, create=True) as tier:
+        with _opened(where.path, budget_bytes=NO_BUDGET, min_free_bytes=floor, creates=True) as tier:
             if file == "-":
                 counts = import_records(tier, sys.stdin.buffer, time.time)
             else:
@@ -330,12 +351,16 @@ def import_(file: str, /, *, where: Where | None = None) -> None:
                     counts = import_records(tier, source, time.time)
     except ArchiveError as err:
         raise ConfigError(f"{file}: {err}") from err
-    there, expired, bad = counts
     if where.json:
-        _print_json({"records": there, "expired": expired, "failed": bad})
+        _print_json({name: getattr(counts, name) for name in Imported.__slots__})
     else:
-        _out().print(f"{there} records are here now, {expired} had expired, {bad} could not be taken")
-    if bad:
+        _out().print(
+            f"{counts.stored} records imported; {counts.present} were here, {counts.expired} had expired, "
+            f"{counts.failed} could not be taken"
+        )
+        if not counts.is_complete:
+            _out().print("the archive is cut off or damaged: what follows could not be read")
+    if counts.failed or not counts.is_complete:
         sys.exit(1)
 
 
@@ -343,18 +368,19 @@ def import_(file: str, /, *, where: Where | None = None) -> None:
 
 
 @contextmanager
-def _opened(path: Path, *, write: bool = False, create: bool = False) -> Iterator[NvmeTier]:
-    """The disk tier of a directory."""
-    if not create and not path.is_dir():
-        raise ConfigError(f"there is no prompt cache in {path}")
-    config = CacheConfig()
+def _opened(
+    path: Path, *, budget_bytes: int | None = None, min_free_bytes: int = 0, creates: bool = False
+) -> Iterator[NvmeTier]:
+    """The disk tier of a directory; for reading only, unless a budget is given."""
+    if not creates:
+        _check_there(path)
     tier = NvmeTier(
         path,
-        budget_bytes=disk_budget(path),
-        min_free_bytes=config.cache_min_free_bytes,
-        default_ttl_s=config.cache_ttl,
+        budget_bytes=budget_bytes or NO_BUDGET,
+        min_free_bytes=min_free_bytes,
+        default_ttl_s=CacheConfig().cache_ttl,
         clock=time.time,
-        read_only=not write,
+        read_only=budget_bytes is None,
     )
     try:
         if not tier.is_open:
@@ -364,81 +390,110 @@ def _opened(path: Path, *, write: bool = False, create: bool = False) -> Iterato
         tier.close()
 
 
-def _traces(tier: NvmeTier) -> list[tuple[Entry, Trace]]:
-    """The prompts that were answered, as the server remembers them."""
-    traces: list[tuple[Entry, Trace]] = []
-    for entry in tier.entries(Kind.NAMED):
-        if entry.content.startswith(NAMESPACE.encode() + b"\0"):
-            value = bytearray(entry.found.payload_bytes)
-            try:
-                tier.read(entry.found, Kind.NAMED, entry.identity, entry.content, memoryview(value))
-                traces.append((entry, msgspec.msgpack.decode(value, type=Trace)))
-            except (TierFault, msgspec.DecodeError):
-                continue
-    return traces
+def _check_there(path: Path) -> None:
+    """Raises `ConfigError` if a directory holds no cache of this version."""
+    if not path.is_dir():
+        raise ConfigError(f"there is no prompt cache in {path}")
+    try:
+        found = sorted(f.name for f in path.iterdir() if f.name[:1] == "v" and f.name[1:].isdecimal())
+    except OSError as err:
+        raise ConfigError(f"the prompt cache in {path} cannot be read: {err.strerror}") from err
+    if FORMAT not in found:
+        others = f", only one of format {', '.join(found)}" if found else ""
+        raise ConfigError(f"there is no prompt cache of format {FORMAT} in {path}{others}")
 
 
-def _rows(found: Sequence[Chain], traces: Sequence[Trace]) -> list[Row]:
-    """Name each chain by the latest response whose prompt lies on it."""
-    known = sorted(
-        ((unpack_tokens(t.count, t.packed).astype("<i4").tobytes(), t) for t in traces),
-        key=lambda pair: pair[1].created_at,
-        reverse=True,
-    )
-    rows: list[Row] = []
-    for chain in found:
-        content, block = chain.content, len(chain.leaf.content)
-        trace = None
-        for tokens, candidate in known:
-            full = tokens[: min(len(tokens) // block * block, len(content))]
-            if full and content.startswith(full):
-                trace = candidate
-                break
-        rows.append(
-            Row(
-                id=trace.id if trace else chain.leaf.found.key.hex()[:16],
-                model=trace.model if trace else "",
-                tokens=chain.tokens,
-                bytes=chain.stored_bytes,
-                created_at=chain.created_at,
-                last_used_at=chain.last_used_at,
-                expires_at=chain.expires_at if math.isfinite(chain.expires_at) else None,
-                pinned=chain.pinned,
-                prompt_cache_key=trace.key if trace else "",
-            )
-        )
-    return rows
+def _check_written(tier: NvmeTier) -> None:
+    """Raises `ConfigError` if changes did not come through."""
+    if tier.stats.suspended or tier.stats.faults.get("lease"):
+        reason = tier.problem if tier.stats.suspended else "another process is writing to it; try again"
+        raise ConfigError(f"the prompt cache in {tier.directory} could not be changed: {reason}")
 
 
-def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everything: bool) -> list[Entry]:
-    """The records that a command is about. Blocks that a prompt shares with others are its own too."""
-    entries = list(tier.entries(Kind.BLOCK))
+@contextmanager
+def _written_whole(out: str) -> Iterator[BinaryIO]:
+    """A file that has its name only when it is complete, and is its owner's alone; `-` = standard output."""
+    if out == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(out)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(fd)
+        fresh.rename(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everything: bool) -> Selection:
+    """The records that a command is about."""
+    contents = Contents.read(tier)
     if everything:
-        return [*entries, *tier.entries(Kind.NAMED)]
+        return Selection([*contents.blocks, *contents.named], set(), [])
     if not prompts and key is None:
         raise ConfigError("say which prompts: ids as `artesian cache ls` shows them, --key, or --all")
-    found = chains(entries)
-    traces = _traces(tier)
-    rows = _rows(found, [trace for _, trace in traces])
-    chosen: dict[bytes, Entry] = {}
-    for wanted in prompts:
-        hits = [
-            chain
-            for chain, row in zip(found, rows, strict=True)
-            if len(wanted) >= 8
-            and (row.id.startswith(wanted) or chain.leaf.found.key.hex().startswith(wanted))
-        ]
-        if not hits:
-            raise ConfigError(f"no cached prompt is called {wanted!r}")
-        chosen |= {entry.found.key: entry for chain in hits for entry in chain.blocks}
-    for chain, row in zip(found, rows, strict=True):
-        if key is not None and row.prompt_cache_key == key:
-            chosen |= {entry.found.key: entry for entry in chain.blocks}
-    for entry, trace in traces:
-        named = any(len(wanted) >= 8 and trace.id.startswith(wanted) for wanted in prompts)
-        if named or (key is not None and trace.key == key):
-            chosen[entry.found.key] = entry
-    return list(chosen.values())
+    chosen = contents.select(prompts, key)
+    if chosen.unknown:
+        raise ConfigError(f"no cached prompt is called {chosen.unknown[0]!r}")
+    return chosen
+
+
+def _models(contents: Contents, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """By identity of the blocks, the most bytes first."""
+    names = {chain.leaf.identity: p.label.model for p in prompts if p.label for chain in p.chains}
+    blocks: dict[bytes, list[Entry]] = defaultdict(list)
+    for entry in contents.blocks:
+        blocks[entry.identity].append(entry)
+    models = [
+        {
+            "identity": identity.hex()[:16],
+            "model": names.get(identity),
+            "block_tokens": len(entries[0].content) // 4,
+            "blocks": len(entries),
+            "prompts": sum(p.longest.leaf.identity == identity for p in prompts),
+            "bytes": sum(entry.stored_bytes for entry in entries),
+        }
+        for identity, entries in blocks.items()
+    ]
+    return sorted(models, key=lambda model: -int(str(model["bytes"])))
+
+
+def _table_of(rows: Sequence[Row], now: float) -> Table:
+    """Columns without a value in any row are left out."""
+    columns: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        columns["PROMPT"].append(row.id[:SHOWN_ID])
+        columns["NAME"].append(",".join(row.names) if row.names != (row.id,) else "")
+        columns["MODEL"].append(row.model or "")
+        columns["TOKENS"].append("" if row.tokens is None else str(row.tokens))
+        columns["CACHED"].append(str(row.cached_tokens))
+        columns["SIZE"].append(size(row.bytes))
+        columns["AGE"].append(span(now - row.created_at))
+        columns["LAST USE"].append(f"{span(now - row.last_used_at)} ago")
+        columns["EXPIRES"].append("pinned" if row.expires_at is None else f"in {span(row.expires_at - now)}")
+        columns["KEY"].append(row.prompt_cache_key or "")
+        columns["TENANT"].append(row.tenant or "")
+    table = Table(box=None, pad_edge=False)
+    filled = {name: texts for name, texts in columns.items() if any(texts)}
+    for name in filled:
+        justify = "right" if name in ("TOKENS", "CACHED", "SIZE") else "left"
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for texts in zip(*filled.values(), strict=True):
+        table.add_row(*texts)
+    return table
+
+
+def _length(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 def _prompt_fields(prompt: str) -> dict[str, Any]:
@@ -478,10 +533,10 @@ def _print_blocks(entries: Sequence[Entry], where: Where, limit: int) -> None:
         return
     table = Table("KEY", "PARENT", "DEPTH", "SIZE", "AGE", "EXPIRES", box=None, pad_edge=False)
     for entry in shown:
-        ends = "pinned" if entry.found.pinned else f"in {_span(entry.found.expires_at - now)}"
+        ends = "pinned" if entry.found.pinned else f"in {span(entry.found.expires_at - now)}"
         table.add_row(
             entry.found.key.hex()[:16], entry.parent.hex()[:16], str(entry.depth),
-            _size(entry.stored_bytes), _span(now - entry.found.created_at), ends,
+            size(entry.stored_bytes), span(now - entry.found.created_at), ends,
         )  # fmt: skip
     _out().print(table)
 
@@ -499,23 +554,3 @@ def _print_json(value: object) -> None:
 def _out() -> Console:
     console = Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, width=max(console.width, TABLE_WIDTH))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
-
-
-def _span(seconds: float) -> str:
-    """A time span as people say it: 12s, 5m, 3h 20m, 2d 4h."""
-    left = max(0, int(seconds))
-    if left < 60:
-        return f"{left}s"
-    if left < 3600:
-        return f"{left // 60}m"
-    if left < 86400:
-        return f"{left // 3600}h {left % 3600 // 60}m"
-    return f"{left // 86400}d {left % 86400 // 3600}h"
