@@ -10,9 +10,11 @@ from http_server import client_of, scripted_app
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from artesian.server.api.caches import CreateCache
 from artesian.server.api.chat_messages import MessageFields
 from artesian.server.api.openai_chat import ChatRequest
 from artesian.server.api.openai_completions import CompletionRequest
+from artesian.server.api.prompt_cache import PromptCacheOptions
 from artesian.server.api.sampling import UNAVAILABLE
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -26,14 +28,25 @@ MESSAGE = st.fixed_dictionaries(
     {"role": ROLES | JSON_VALUES},
     optional={name: JSON_VALUES for name in MessageFields.__struct_fields__ if name != "role"},
 )
-FIELDS = [*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNAVAILABLE, "x"]
+FIELDS = sorted(
+    {"x", *UNAVAILABLE}.union(
+        *(form.__struct_fields__ for form in (ChatRequest, CompletionRequest, CreateCache))
+    )
+)
+OPTIONS = st.dictionaries(st.sampled_from(PromptCacheOptions.__struct_fields__), JSON_VALUES, max_size=3)
 BODIES = st.builds(
-    lambda messages, prompt, rest: {**rest, "messages": messages, "prompt": prompt},
+    lambda messages, prompt, options, rest: {
+        "prompt_cache_options": options,
+        **rest,
+        "messages": messages,
+        "prompt": prompt,
+    },
     st.lists(MESSAGE, max_size=3),
-    st.text(max_size=8) | st.lists(st.integers(-1, 300), max_size=4) | JSON_VALUES,
+    st.none() | st.text(max_size=8) | st.lists(st.integers(-1, 300), max_size=4) | JSON_VALUES,
+    OPTIONS,
     st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4),
 )
-KNOWN = {200, 400, 404, 413, 415}
+KNOWN = {200, 201, 400, 404, 413, 415}
 VALID = json.dumps({"messages": [{"role": "user", "content": "hi é"}], "stop": ["x"], "n": 2}).encode()
 
 
@@ -44,7 +57,7 @@ async def statuses(posts: list[tuple[str, bytes]]) -> set[int]:
         return {(await client.post(path, content=data, headers=headers)).status_code for path, data in posts}
 
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/caches/explain")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
