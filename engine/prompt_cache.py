@@ -81,6 +81,7 @@ class LocalPromptCache:
 
     async def erase(self, tokens: list[int], salt: str) -> int:
         """See `PromptCache.erase`."""
+        await self.flush()  # blocks that are being stored are held, and would stay
         keys = self._store.prompt(tokens, salt).keys
         tree, tiers = self._store.tree, self._mover.tiers
         was_here = {key for key in keys if tree.get(key) is not None}
