@@ -202,7 +202,9 @@ def _late_turns(trace: AgentTrace) -> list[list[AgentRequest]]:
 async def _run(
     config: EngineConfig, trace: AgentTrace, chosen: Sequence[Sequence[AgentRequest]]
 ) -> tuple[Sums, Sums]:
-    """The agents side by side, each turn after the one before; the first turn of each is not counted."""
+    """The agents side by side; the first turn of each is not counted. Between two turns of an agent all
+    others have one, as if it thought meanwhile: its prefix has left a small device by the time it is needed.
+    """
     from ...engine.local import LocalEngine
 
     engine = LocalEngine.load(config)
@@ -212,12 +214,9 @@ async def _run(
         await _turn(engine, trace, turns[0], first)
     await engine.prompt_cache.flush()
 
-    async def agent(turns: Sequence[AgentRequest]) -> None:
-        for turn in turns[1:]:
-            await _turn(engine, trace, turn, sums)
-
     began = time.perf_counter()
-    await asyncio.gather(*[agent(turns) for turns in chosen])
+    for number in range(1, REAL_TURNS + 1):
+        await asyncio.gather(*[_turn(engine, trace, turns[number], sums) for turns in chosen])
     sums.seconds = time.perf_counter() - began
     await engine.close()
     return sums, first
