@@ -112,7 +112,7 @@ class TraceBook:
         self._bytes = 0
 
     def add(self, cache: PromptCache, salt: str, trace: Trace, tokens: I32, ttl_s: float | None) -> None:
-        """Remember a prompt; below the device too if it is kept there (`ttl_s`)."""
+        """Remember a prompt of at least a token; below the device too if it is kept there (`ttl_s`)."""
         self._remember(salt, trace, tokens)
         if ttl_s is not None:
             packed = msgspec.structs.replace(trace, packed=pack_tokens(tokens))
@@ -134,11 +134,8 @@ class TraceBook:
         best = max(same_key or recent, key=lambda known: common_prefix(known.tokens, tokens))
         if same_key or common_prefix(best.tokens, tokens) >= block_tokens:
             return best
-        head = np.unique(tokens[:HEAD_TOKENS])
-        alike, best = max(
-            ((_likeness(known.tokens, head), known) for known in recent), key=lambda pair: pair[0]
-        )
-        return best if alike >= ALIKE else None
+        alike = _likeness([known.tokens for known in recent], tokens)
+        return recent[int(alike.argmax())] if alike.max() >= ALIKE else None
 
     def recent(self, salt: str) -> list[Known]:
         """A tenant's traces in memory, the latest first."""
@@ -195,13 +192,17 @@ async def _stored(cache: PromptCache, salt: str, id: str) -> Known | None:
         trace = msgspec.msgpack.decode(data, type=Trace)
     except msgspec.DecodeError:
         return None
-    return Known(msgspec.structs.replace(trace, packed=b""), unpack_tokens(trace.count, trace.packed))
+    tokens = unpack_tokens(trace.count, trace.packed)
+    return Known(msgspec.structs.replace(trace, packed=b""), tokens) if len(tokens) else None
 
 
-def _likeness(tokens: I32, head: I32) -> float:
-    """The share of a prompt's first tokens that another prompt's head (its distinct tokens) has too."""
-    mine = tokens[:HEAD_TOKENS]
-    return float(np.isin(mine, head).mean()) if len(mine) else 0.0
+def _likeness(prompts: Sequence[I32], tokens: I32) -> NDArray[np.float64]:
+    """For each prompt (none is empty) the share of its head's tokens that this one's head has too."""
+    heads = [prompt[:HEAD_TOKENS] for prompt in prompts]
+    lengths = np.array([len(head) for head in heads])
+    found = np.isin(np.concatenate(heads), tokens[:HEAD_TOKENS]).astype(np.int64)
+    shares: NDArray[np.float64] = np.add.reduceat(found, lengths.cumsum() - lengths) / lengths
+    return shares
 
 
 def _bytes_of(known: Known) -> int:

@@ -104,8 +104,8 @@ class PromptDiagnosis:
         if not self._policy.write:
             return
         now, engine = time.time(), self._service.engine
-        for request in self._requests:
-            tokens = as_array(request.prompt)
+        for row, request in enumerate(self._requests):
+            tokens = as_array(request.prompt) if row else self._tokens
             trace = Trace(
                 id=request.id,
                 model=self._model,
@@ -144,7 +144,7 @@ class PromptDiagnosis:
             if known is None:
                 return CacheDiagnostics(type="comparison_response_not_found", **facts)
             against = self._compare(*known)
-        elif miss is not None and (closest := self._closest()) is not None:
+        elif miss and len(self._tokens) > self._block_tokens and (closest := self._closest()):
             against = self._compare(*closest)
         where = None
         if against is not None and against.diverges:

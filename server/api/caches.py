@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from secrets import token_hex
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from ..cache_trace import I32, as_array, common_prefix, pack_tokens, unpack_toke
 from ..errors import BadRequest, NotFound, Unavailable
 from ..middleware import request_info
 from ..service import Service
-from .body import typed
+from .body import ignored_header, typed
 from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat
 from .prompt_cache import MAX_TTL_S, PromptCacheFields, cache_policy, parse_ttl
@@ -136,7 +136,7 @@ class CachesApi:
     async def create(self, request: Request) -> Response:
         """POST /v1/caches: compute a prompt and remember it by name."""
         service = self._service
-        fields, _, size = await read_fields(request, CreateCache, service.config)
+        fields, ignored, size = await read_fields(request, CreateCache, service.config)
         model, name, salt = service.model_name(fields.model), _name(fields.name), _salt(request, fields)
         ttl_s = None if fields.ttl is None else parse_ttl(fields.ttl, "ttl")
         prompt = self._checked(await self._prompt(fields, size))
@@ -161,7 +161,7 @@ class CachesApi:
         await self._remember(name, stored, salt)
         if stored.pinned:
             await self._pin(name, stored, salt)
-        return _json(await self._body(name, stored, salt, usage), 201)
+        return _json(await self._body(name, stored, salt, usage), 201, ignored)
 
     async def list_all(self, request: Request) -> Response:
         """GET /v1/caches."""
@@ -244,7 +244,7 @@ class CachesApi:
     async def explain(self, request: Request) -> Response:
         """POST /v1/caches/explain: what would be reused of a prompt, and why not more; nothing is run."""
         service = self._service
-        fields, _, size = await read_fields(request, PromptFields, service.config)
+        fields, ignored, size = await read_fields(request, PromptFields, service.config)
         model, salt = service.model_name(fields.model), _salt(request, fields)
         prompt = self._checked(await self._prompt(fields, size))
         cache = service.engine.prompt_cache
@@ -253,7 +253,8 @@ class CachesApi:
         asked = GenerationRequest(id="", prompt=prompt.tokens, params=SamplingParams(), salt=salt)
         diagnosis = PromptDiagnosis(service, model, fields, [asked], prompt)
         diagnostics = await diagnosis.explain_ahead(found)
-        return _json(Explanation(model=model, prompt=found, prompt_cache_diagnostics=diagnostics))
+        explanation = Explanation(model=model, prompt=found, prompt_cache_diagnostics=diagnostics)
+        return _json(explanation, ignored=ignored)
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -397,5 +398,5 @@ def _invalid(param: str, message: str) -> BadRequest:
     return BadRequest(message, code="invalid_value", param=param)
 
 
-def _json(answer: object, status: int = 200) -> Response:
-    return Response(encode(answer), status, media_type="application/json")
+def _json(answer: object, status: int = 200, ignored: Sequence[str] = ()) -> Response:
+    return Response(encode(answer), status, ignored_header(list(ignored)), "application/json")

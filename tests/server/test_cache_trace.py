@@ -108,7 +108,12 @@ async def test_a_foreign_record_is_no_trace() -> None:
     cache = names_only()
     await cache.put(NAMESPACE, "", "x", b"\x93\x01\x02\x03")
     await cache.put(NAMESPACE, "", "y", msgspec.msgpack.encode({"id": "y"}))
-    assert await TraceBook().get(cache, "", "x") is None and await TraceBook().get(cache, "", "y") is None
+    empty = Trace(id="z", model="m", weights="w", created_at=1.0, count=7, packed=b"no tokens")
+    await cache.put(NAMESPACE, "", "z", msgspec.msgpack.encode(empty))
+    book = TraceBook()
+    assert [await book.get(cache, "", id) for id in "xyz"] == [None] * 3
+    await book.recall(cache, "")
+    assert book.recent("") == []
 
 
 def test_memory_is_bounded_and_the_quietest_tenant_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
