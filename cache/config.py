@@ -51,4 +51,4 @@ class CacheConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if not MIN_TTL_S <= self.cache_ttl <= MAX_TTL_S:
-            raise ValueError(f"cache_ttl={self.cache_ttl} must be between {MIN_TTL_S} s and {MAX_TTL_S} s")
+            raise ValueError(f"cache_ttl={self.cache_ttl} seconds must be between 1s and 366d")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import secrets
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from ...cache.archive import ArchiveError, Imported, export_records, import_records
@@ -26,40 +21,21 @@ from ...cache.config import CacheConfig
 from ...cache.sizing import disk_budget
 from ...cache.tiers import Entry, Kind
 from ...cache.tiers.nvme import NvmeTier
-from ...cache.tiers.segment import FORMAT_VERSION
 from ...engine.load.sources import DEFAULT_MODEL
 from ...server.config import ConfigError
-from . import environment
-from .cache_prompts import Contents, Prompt, Row, Selection
+from .cache_dir import NO_BUDGET, Where, check_written, opened, written_whole
+from .cache_prompts import Contents, Prompt, Selection
+from .cache_tables import console, print_blocks, print_json, table_of_prompts
 from .cache_why import explain_prompt
 from .flags import parse_bytes
 from .human import size, span
 from .settings import EngineFlags, Place, configure
 
-SHOWN_ID = 20
-"""Enough of an id to name a prompt by."""
-TABLE_WIDTH = 110
-NO_BUDGET = 1 << 62
-"""For commands that must let nothing give way: a server may have been given more than the default."""
-FORMAT = f"v{FORMAT_VERSION}"
+Dash = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""An argument that may be `-`."""
 Size = Annotated[int | None, Parameter(converter=lambda _type, tokens: parse_bytes(tokens[0].value))]
 
 cache = App(name="cache", help="Look into the prompt cache on disk. Works beside a running server.")
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Which cache, and how to print."""
-
-    cache_dir: Path | None = None
-    """The cache's directory. [default: `prompts` in ARTESIAN_HOME, or in the user's cache folder]"""
-    json: Annotated[bool, Parameter(negative=())] = False
-    """Print JSON instead of a table."""
-
-    @property
-    def path(self) -> Path:
-        return self.cache_dir or environment.prompts_dir()
 
 
 @cache.command
@@ -79,18 +55,18 @@ def ls(
         Rows at most; 0 = all.
     """
     where = where or Where()
-    with _opened(where.path) as tier:
+    with opened(where.path) as tier:
         if blocks:
-            _print_blocks(list(tier.entries(Kind.BLOCK)), where, limit)
+            print_blocks(list(tier.entries(Kind.BLOCK)), limit, as_json=where.json)
             return
         rows = [prompt.row() for prompt in Contents.read(tier).prompts()]
     shown = rows[:limit] if limit else rows
     if where.json:
-        _print_json(msgspec.to_builtins(shown))
+        print_json(msgspec.to_builtins(shown))
         return
-    _out().print(_table_of(shown, time.time()) if rows else f"Nothing is cached in {where.path}.")
+    console().print(table_of_prompts(shown, time.time()) if rows else f"Nothing is cached in {where.path}.")
     if len(shown) < len(rows):
-        _out().print(f"... and {len(rows) - len(shown)} more (--limit 0 lists all)")
+        console().print(f"... and {len(rows) - len(shown)} more (--limit 0 lists all)")
 
 
 @cache.command
@@ -98,7 +74,7 @@ def stat(*, where: Where | None = None) -> None:
     """Sums: bytes, records, what expires when, for which models."""
     where = where or Where()
     now = time.time()
-    with _opened(where.path) as tier:
+    with opened(where.path) as tier:
         contents = Contents.read(tier)
         stats, root = tier.stats, tier.root
         segments = len(tier.files.names())
@@ -125,7 +101,7 @@ def stat(*, where: Where | None = None) -> None:
     }
     models = _models(contents, prompts)
     if where.json:
-        _print_json({**facts, "models": models})
+        print_json({**facts, "models": models})
         return
     table = Table.grid(padding=(0, 2))
     for name, value in facts.items():
@@ -134,12 +110,12 @@ def stat(*, where: Where | None = None) -> None:
     for model in models:
         text = f"{model['blocks']} blocks of {model['block_tokens']} tokens, {size(model['bytes'])}"
         table.add_row(f"model {model['model'] or model['identity']}", text)
-    _out().print(table)
+    console().print(table)
 
 
 @cache.command
 def why(
-    prompt: str,
+    prompt: Dash,
     /,
     *,
     model: str = DEFAULT_MODEL,
@@ -173,14 +149,14 @@ def why(
     fields = _prompt_fields(prompt)
     server_config, engine_config = configure(model, config, place, None, engine)
     assert engine_config.cache.cache_dir is not None
-    with _opened(engine_config.cache.cache_dir) as tier:
+    with opened(engine_config.cache.cache_dir) as tier:
         answer = explain_prompt(
             tier, fields, engine_config, api_key, cache_salt, normalises=server_config.normalise_prompts
         )
     if json:
-        _print_json(msgspec.to_builtins(answer))
+        print_json(msgspec.to_builtins(answer))
     else:
-        _out().print("\n".join(answer.lines(time.time())))
+        console().print("\n".join(answer.lines(time.time())))
 
 
 @cache.command
@@ -193,30 +169,30 @@ def verify(*, repair: Annotated[bool, Parameter(negative=())] = False, where: Wh
         Drop what is bad.
     """
     where = where or Where()
-    with _opened(where.path, budget_bytes=NO_BUDGET if repair else None) as tier:
+    with opened(where.path, budget_bytes=NO_BUDGET if repair else None) as tier:
         found = audit(tier, time.time())
         if repair:
             if found.damaged:
                 tier.rebuild_index()
             tier.maintain()
             tier.erase(list(found.bad))
-            _check_written(tier)
+            check_written(tier)
     if where.json:
         facts = {name: getattr(found, name) for name in ("good", "payload_bytes", "expired", "unreachable")}
         bad = {key.hex(): text for key, text in found.bad.items()}
-        _print_json({**facts, "bad": bad, "stray_files": found.stray_files})
+        print_json({**facts, "bad": bad, "stray_files": found.stray_files})
     else:
         for key, text in found.bad.items():
-            _out().print(f"bad {key.hex()[:16]}: {text}", soft_wrap=True)
+            console().print(f"bad {key.hex()[:16]}: {text}", soft_wrap=True)
         for name in found.stray_files:
-            _out().print(f"no record is in {name}", soft_wrap=True)
-        _out().print(
+            console().print(f"no record is in {name}", soft_wrap=True)
+        console().print(
             f"{found.good} records are sound ({size(found.payload_bytes)}), {len(found.bad)} are not"
         )
         if found.unreachable:
-            _out().print(f"{found.unreachable} sound blocks follow one that is gone: they just expire")
+            console().print(f"{found.unreachable} sound blocks follow one that is gone: they just expire")
         if repair and not found.is_sound:
-            _out().print("what is bad was dropped")
+            console().print("what is bad was dropped")
     if not found.is_sound:
         sys.exit(1)
 
@@ -238,18 +214,18 @@ def gc(
         Let the prompts that expire first give way, until the cache takes no more than this.
     """
     where = where or Where()
-    with _opened(where.path, budget_bytes=NO_BUDGET if cache_bytes is None else cache_bytes) as tier:
+    with opened(where.path, budget_bytes=NO_BUDGET if cache_bytes is None else cache_bytes) as tier:
         before = tier.stats.bytes
         if rebuild_index:
             tier.rebuild_index()
         tier.maintain()
-        _check_written(tier)
+        check_written(tier)
         facts = {"expired": tier.stats.expired, "evicted": tier.stats.evicted, "bytes": tier.stats.bytes}
     if where.json:
-        _print_json({**facts, "bytes_before": before})
+        print_json({**facts, "bytes_before": before})
     else:
         evicted = f", {facts['evicted']} gave way" if facts["evicted"] else ""
-        _out().print(
+        console().print(
             f"{facts['expired']} records had expired{evicted}; {size(before)} -> {size(facts['bytes'])}"
         )
 
@@ -279,7 +255,7 @@ def rm(
         Do not ask.
     """
     where = where or Where()
-    with _opened(where.path, budget_bytes=NO_BUDGET) as tier:
+    with opened(where.path, budget_bytes=NO_BUDGET) as tier:
         chosen = _selected(tier, prompts, key, all)
         doomed = [entry for entry in chosen.entries if entry.found.key not in chosen.held]
         total = sum(entry.stored_bytes for entry in doomed)
@@ -287,18 +263,18 @@ def rm(
             raise ConfigError("nothing was deleted (say --yes)")
         erased = tier.erase([entry.found.key for entry in doomed])
         tier.maintain()
-        _check_written(tier)
+        check_written(tier)
     if where.json:
-        _print_json({"deleted_records": erased, "bytes": total, "pinned_records": len(chosen.held)})
+        print_json({"deleted_records": erased, "bytes": total, "pinned_records": len(chosen.held)})
         return
-    _out().print(f"{erased} records deleted ({size(total)})")
+    console().print(f"{erased} records deleted ({size(total)})")
     if chosen.held:
-        _out().print(f"{len(chosen.held)} stay: they are pinned by name")
+        console().print(f"{len(chosen.held)} stay: they are pinned by name")
 
 
 @cache.command(name="export")
 def export_(
-    out: str,
+    out: Dash,
     /,
     *prompts: str,
     key: str | None = None,
@@ -316,12 +292,12 @@ def export_(
         Every prompt of this prompt_cache_key.
     """
     where = where or Where()
-    with _opened(where.path) as tier:
+    with opened(where.path) as tier:
         chosen = _selected(tier, prompts, key, not prompts and key is None).entries
-        with _written_whole(out) as file:
+        with written_whole(out) as file:
             written, failed = export_records(tier, chosen, file, time.time())
     if where.json and out != "-":
-        _print_json({"records": written, "failed": failed})
+        print_json({"records": written, "failed": failed})
     else:
         bad = f", {failed} could not be read" if failed else ""
         sys.stderr.write(f"{written} records exported{bad}\n")
@@ -330,7 +306,7 @@ def export_(
 
 
 @cache.command(name="import")
-def import_(file: str, /, *, where: Where | None = None) -> None:
+def import_(file: Dash, /, *, where: Where | None = None) -> None:
     """Read a file that `export` wrote. Each record is checked and keeps what is left of its time.
 
     What is here already stays as it is. Exit code 1 if not all could be taken.
@@ -343,7 +319,7 @@ def import_(file: str, /, *, where: Where | None = None) -> None:
     where = where or Where()
     floor = CacheConfig().cache_min_free_bytes
     try:
-        with _opened(where.path, budget_bytes=NO_BUDGET, min_free_bytes=floor, creates=True) as tier:
+        with opened(where.path, budget_bytes=NO_BUDGET, min_free_bytes=floor, creates=True) as tier:
             if file == "-":
                 counts = import_records(tier, sys.stdin.buffer, time.time)
             else:
@@ -352,83 +328,19 @@ def import_(file: str, /, *, where: Where | None = None) -> None:
     except ArchiveError as err:
         raise ConfigError(f"{file}: {err}") from err
     if where.json:
-        _print_json({name: getattr(counts, name) for name in Imported.__slots__})
+        print_json({name: getattr(counts, name) for name in Imported.__slots__})
     else:
-        _out().print(
+        console().print(
             f"{counts.stored} records imported; {counts.present} were here, {counts.expired} had expired, "
             f"{counts.failed} could not be taken"
         )
         if not counts.is_complete:
-            _out().print("the archive is cut off or damaged: what follows could not be read")
+            console().print("the archive is cut off or damaged: what follows could not be read")
     if counts.failed or not counts.is_complete:
         sys.exit(1)
 
 
 # -- pieces ----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _opened(
-    path: Path, *, budget_bytes: int | None = None, min_free_bytes: int = 0, creates: bool = False
-) -> Iterator[NvmeTier]:
-    """The disk tier of a directory; for reading only, unless a budget is given."""
-    if not creates:
-        _check_there(path)
-    tier = NvmeTier(
-        path,
-        budget_bytes=budget_bytes or NO_BUDGET,
-        min_free_bytes=min_free_bytes,
-        default_ttl_s=CacheConfig().cache_ttl,
-        clock=time.time,
-        read_only=budget_bytes is None,
-    )
-    try:
-        if not tier.is_open:
-            raise ConfigError(f"the prompt cache in {path} cannot be opened: {tier.problem}")
-        yield tier
-    finally:
-        tier.close()
-
-
-def _check_there(path: Path) -> None:
-    """Raises `ConfigError` if a directory holds no cache of this version."""
-    if not path.is_dir():
-        raise ConfigError(f"there is no prompt cache in {path}")
-    try:
-        found = sorted(f.name for f in path.iterdir() if f.name[:1] == "v" and f.name[1:].isdecimal())
-    except OSError as err:
-        raise ConfigError(f"the prompt cache in {path} cannot be read: {err.strerror}") from err
-    if FORMAT not in found:
-        others = f", only one of format {', '.join(found)}" if found else ""
-        raise ConfigError(f"there is no prompt cache of format {FORMAT} in {path}{others}")
-
-
-def _check_written(tier: NvmeTier) -> None:
-    """Raises `ConfigError` if changes did not come through."""
-    if tier.stats.suspended or tier.stats.faults.get("lease"):
-        reason = tier.problem if tier.stats.suspended else "another process is writing to it; try again"
-        raise ConfigError(f"the prompt cache in {tier.directory} could not be changed: {reason}")
-
-
-@contextmanager
-def _written_whole(out: str) -> Iterator[BinaryIO]:
-    """A file that has its name only when it is complete, and is its owner's alone; `-` = standard output."""
-    if out == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    path = Path(out)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(fd)
-        fresh.rename(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everything: bool) -> Selection:
@@ -442,6 +354,29 @@ def _selected(tier: NvmeTier, prompts: Sequence[str], key: str | None, everythin
     if chosen.unknown:
         raise ConfigError(f"no cached prompt is called {chosen.unknown[0]!r}")
     return chosen
+
+
+def _prompt_fields(prompt: str) -> dict[str, Any]:
+    """A prompt as the API takes it, from what was typed."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    path = Path(prompt)
+    if len(prompt) < 1024 and prompt.endswith(".json") and path.is_file():
+        text = path.read_text("utf-8")
+    if text.lstrip().startswith("{"):
+        try:
+            fields = json.loads(text)
+        except ValueError as err:
+            raise ConfigError(f"the prompt is not JSON: {err}") from err
+        if isinstance(fields, dict) and ("messages" in fields) != ("prompt" in fields):
+            return fields
+        raise ConfigError("the prompt's JSON must have either messages or prompt")
+    return {"prompt": text}
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _models(contents: Contents, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
@@ -464,93 +399,8 @@ def _models(contents: Contents, prompts: Sequence[Prompt]) -> list[dict[str, Any
     return sorted(models, key=lambda model: -int(str(model["bytes"])))
 
 
-def _table_of(rows: Sequence[Row], now: float) -> Table:
-    """Columns without a value in any row are left out."""
-    columns: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        columns["PROMPT"].append(row.id[:SHOWN_ID])
-        columns["NAME"].append(",".join(row.names) if row.names != (row.id,) else "")
-        columns["MODEL"].append(row.model or "")
-        columns["TOKENS"].append("" if row.tokens is None else str(row.tokens))
-        columns["CACHED"].append(str(row.cached_tokens))
-        columns["SIZE"].append(size(row.bytes))
-        columns["AGE"].append(span(now - row.created_at))
-        columns["LAST USE"].append(f"{span(now - row.last_used_at)} ago")
-        columns["EXPIRES"].append("pinned" if row.expires_at is None else f"in {span(row.expires_at - now)}")
-        columns["KEY"].append(row.prompt_cache_key or "")
-        columns["TENANT"].append(row.tenant or "")
-    table = Table(box=None, pad_edge=False)
-    filled = {name: texts for name, texts in columns.items() if any(texts)}
-    for name in filled:
-        justify = "right" if name in ("TOKENS", "CACHED", "SIZE") else "left"
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for texts in zip(*filled.values(), strict=True):
-        table.add_row(*texts)
-    return table
-
-
 def _length(path: Path) -> int:
     try:
         return path.stat(follow_symlinks=False).st_size
     except OSError:
         return 0
-
-
-def _prompt_fields(prompt: str) -> dict[str, Any]:
-    """A prompt as the API takes it, from what was typed."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    path = Path(prompt)
-    if len(prompt) < 1024 and prompt.endswith(".json") and path.is_file():
-        text = path.read_text("utf-8")
-    if text.lstrip().startswith("{"):
-        try:
-            fields = json.loads(text)
-        except ValueError as err:
-            raise ConfigError(f"the prompt is not JSON: {err}") from err
-        if isinstance(fields, dict) and ("messages" in fields) != ("prompt" in fields):
-            return fields
-        raise ConfigError("the prompt's JSON must have either messages or prompt")
-    return {"prompt": text}
-
-
-def _print_blocks(entries: Sequence[Entry], where: Where, limit: int) -> None:
-    now = time.time()
-    latest = sorted(entries, key=lambda entry: entry.found.created_at, reverse=True)
-    shown = latest[:limit] if limit else latest
-    rows = [
-        {
-            "key": entry.found.key.hex(),
-            "parent": entry.parent.hex(),
-            "depth": entry.depth,
-            "bytes": entry.stored_bytes,
-            "created_at": entry.found.created_at,
-            "expires_at": entry.found.expires_at if math.isfinite(entry.found.expires_at) else None,
-        }
-        for entry in shown
-    ]
-    if where.json:
-        _print_json(rows)
-        return
-    table = Table("KEY", "PARENT", "DEPTH", "SIZE", "AGE", "EXPIRES", box=None, pad_edge=False)
-    for entry in shown:
-        ends = "pinned" if entry.found.pinned else f"in {span(entry.found.expires_at - now)}"
-        table.add_row(
-            entry.found.key.hex()[:16], entry.parent.hex()[:16], str(entry.depth),
-            size(entry.stored_bytes), span(now - entry.found.created_at), ends,
-        )  # fmt: skip
-    _out().print(table)
-
-
-def _confirmed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _out() -> Console:
-    console = Console(highlight=False, markup=False)
-    return Console(highlight=False, markup=False, width=max(console.width, TABLE_WIDTH))

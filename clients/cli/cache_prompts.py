@@ -100,7 +100,9 @@ class Prompt:
 
     @property
     def last_used_at(self) -> float:
-        return max(chain.last_used_at for chain in self.chains)
+        """When its time to live was last renewed, or it was last answered, which its trace tells."""
+        answered = [self.label.created_at] if self.label and not self.label.is_name else []
+        return max([chain.last_used_at for chain in self.chains] + answered)
 
     def row(self) -> Row:
         longest, label = self.longest, self.label

@@ -17,9 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ... import kernels
+from ...cache.sizing import disk_budget
+from ...cache.tiers.segment_files import can_punch
 from ...engine.load.sources import CATALOGUE, installed
 from ...kernels.backend import BackendError, open_backend
+from ...server.config import ConfigError
 from . import environment
+from .cache_dir import FORMAT, opened
+from .human import size
 
 SIGNS = {"good": "[green]✓[/]", "note": "[yellow]·[/]", "bad": "[red]✗[/]"}
 ROOM_TO_WORK_BYTES = 1 << 30
@@ -36,9 +41,15 @@ class Finding:
     text: str
 
 
-def doctor() -> None:
-    """Check what this machine offers, and say what is missing. Exit code 1 if serving cannot work."""
-    found = list(_findings())
+def doctor(*, cache_dir: Path | None = None) -> None:
+    """Check what this machine offers, and say what is missing. Exit code 1 if serving cannot work.
+
+    Parameters
+    ----------
+    cache_dir
+        The disk cache to check. [default: `prompts` in ARTESIAN_HOME, or in the user's cache folder]
+    """
+    found = list(_findings(cache_dir or environment.prompts_dir()))
     table = Table.grid(padding=(0, 2))
     for finding in found:
         table.add_row(SIGNS[finding.state], finding.subject, finding.text)
@@ -47,7 +58,7 @@ def doctor() -> None:
         sys.exit(1)
 
 
-def _findings() -> Iterator[Finding]:
+def _findings(cache_dir: Path) -> Iterator[Finding]:
     yield Finding("good", "artesian", version("artesian"))
     yield Finding("good", "python", f"{platform.python_version()} on {platform.platform(terse=True)}")
     yield Finding("good", "processor", _processor())
@@ -56,6 +67,7 @@ def _findings() -> Iterator[Finding]:
     for package in ("torch", "triton", "transformers"):
         yield _package(package)
     yield _folder(environment.home())
+    yield _disk_cache(cache_dir)
     yield from _models()
 
 
@@ -117,6 +129,29 @@ def _folder(home: Path) -> Finding:
         return Finding("bad", "cache", f"{home} cannot be written; set ARTESIAN_HOME")
     state: Literal["good", "note"] = "good" if free > ROOM_TO_WORK_BYTES else "note"
     return Finding(state, "cache", f"{home}, {free / 1e9:.1f} GB free")
+
+
+def _disk_cache(directory: Path) -> Finding:
+    """A server works without it, so that nothing here is worse than a note."""
+    existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Finding("note", "disk cache", f"{directory} cannot be written: prompts are not kept")
+    room = f"may take {size(disk_budget(directory))}"
+    punches = "" if can_punch(existing) else "; here, deleted space comes back in whole files only"
+    if not (directory / FORMAT).exists():
+        others = ", ".join(sorted(folder.name for folder in directory.glob("v[0-9]*")))
+        text = (
+            f"{directory}, empty, {room}{f'; what is there has format {others}' if others else ''}{punches}"
+        )
+        return Finding("note" if others or punches else "good", "disk cache", text)
+    try:
+        with opened(directory) as tier:
+            taken = tier.stats.bytes
+    except ConfigError as err:
+        return Finding("note", "disk cache", str(err))
+    return Finding(
+        "note" if punches else "good", "disk cache", f"{directory}, takes {size(taken)}, {room}{punches}"
+    )
 
 
 def _models() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from cyclopts import App, Group
 
+from artesian.cache.config import CacheConfig
 from artesian.clients.cli.flags import (
     assemble,
     flags_of,
@@ -152,3 +153,58 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path)
     )
     assert (server.port, server.max_n, server.host) == (2, 3, "127.0.0.1")
     assert (engine.threads, engine.max_num_seqs, engine.model) == (5, 7, model)
+
+
+def _configured(tmp_path: Path, text: str = "", **flags: object) -> CacheConfig:
+    """The cache's configuration that a file and flags give."""
+    model = tmp_path / "tiny.gguf"
+    model.touch()
+    engine = EngineFlags(**flags)  # type: ignore[call-arg]
+    return configure(str(model), _file(tmp_path, text), None, None, engine)[1].cache
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("'90s'", 90), ("'7d'", 604800), ("3600", 3600), ("90.5", 90.5)]
+)
+def test_a_file_sets_durations_as_flags_do(text: str, seconds: float, tmp_path: Path) -> None:
+    assert _configured(tmp_path, f"[engine]\ncache_ttl = {text}\n").cache_ttl == seconds
+
+
+@pytest.mark.parametrize("text", ["'soon'", "'0s'", "'9999d'", "true", "-5"])
+def test_a_file_with_a_bad_duration_says_which(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cache_ttl"):
+        _configured(tmp_path, f"[engine]\ncache_ttl = {text}\n")
+
+
+def test_the_disk_cache_has_a_place_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARTESIAN_HOME", str(tmp_path / "home"))
+    assert _configured(tmp_path).cache_dir == tmp_path / "home" / "prompts"
+    assert _configured(tmp_path, "[engine]\ncache-dir = '/x'\n").cache_dir == Path("/x")
+    assert _configured(tmp_path, cache_dir=Path("/y")).cache_dir == Path("/y")
+    assert _configured(tmp_path).disk_cache and not _configured(tmp_path, disk_cache=False).disk_cache
+
+
+def test_flags_of_the_cache_are_read_and_shown_as_people_write_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = App()
+
+    @app.default
+    def command(flags: EngineFlags | None = None) -> dict[str, object]:
+        return given(flags) if flags else {}
+
+    arguments = (
+        "--no-disk-cache --cache-ttl 30m --cache-bytes 50GB --cache-compression zstd --cache-host-bytes 1GiB"
+    )
+    assert app(arguments.split(), result_action="return_value") == {
+        "disk_cache": False,
+        "cache_ttl": 1800,
+        "cache_bytes": 50 * 10**9,
+        "cache_compression": "zstd",
+        "cache_host_bytes": 1 << 30,
+    }
+    app(["--help"], result_action="return_value")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--cache-ttl" in shown and "72h" in shown and "--no-disk-cache" in shown
