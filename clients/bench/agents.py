@@ -46,7 +46,7 @@ VOCAB = 49_000
 REAL_SESSIONS, REAL_TURNS, REAL_TOKENS = 8, 6, 3000
 """Of the real run: as many agents, their turns that are counted, and the longest of their prompts."""
 KV_BYTES = 256 << 20
-"""Of the real run: half of what its sessions hold, so that most prefixes come from disk."""
+"""Of the real run: less than its sessions hold, so that a part of their prefixes comes from disk."""
 ALL_KV_BYTES = 1 << 30
 """Room for all of them."""
 
