@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -263,14 +263,19 @@ def _may_belong(label: Label, chain: Chain) -> bool:
     return is_default == (label.tenant == DEFAULT_TENANT)
 
 
-def _best(labels: Iterable[Label], chain: Chain) -> Label | None:
-    """The longest prompt; a response rather than a name; of equal ones that which was answered when the chain
-    was last used."""
+def _best(labels: Sequence[Label], chain: Chain) -> Label | None:
+    """The longest prompt, and a response rather than a name. Of tenants or models with the same prompt, that
+    which was answered when the chain was last used; of equal requests the latest."""
 
     def rank(label: Label) -> tuple[int, bool, float]:
         return label.count, not label.is_name, -abs(label.created_at - chain.last_used_at)
 
-    return max(labels, key=rank, default=None)
+    def origin(label: Label) -> tuple[object, ...]:
+        return label.count, label.is_name, label.tenant, label.model
+
+    best = max(labels, key=rank, default=None)
+    equal = [label for label in labels if best is not None and origin(label) == origin(best)]
+    return max(equal, key=lambda label: label.created_at, default=None)
 
 
 def _folded(prompts: list[Prompt]) -> list[Prompt]:

@@ -139,6 +139,16 @@ def test_two_answers_to_one_prompt_are_one_row(tmp_path: Path, capsys: pytest.Ca
     assert (row["id"], row["tokens"], row["cached_tokens"]) == ("chatcmpl-asked-twice", 70, 128)
 
 
+def test_a_prompt_asked_again_shows_its_latest_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, *blocks_of(TOKENS))
+    for name, age_s in (("chatcmpl-latest", -60.0), ("chatcmpl-earlier", 0.0)):
+        put(tmp_path, trace_of(TOKENS, name, age_s=age_s))
+    (row,) = read_json(capsys, "ls", "--cache-dir", tmp_path)
+    assert row["id"] == "chatcmpl-latest" and row["last_used_at"] > time.time()
+
+
 def test_equal_prompts_of_two_tenants_are_two_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

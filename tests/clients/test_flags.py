@@ -159,7 +159,7 @@ def _configured(tmp_path: Path, text: str = "", **flags: object) -> CacheConfig:
     """The cache's configuration that a file and flags give."""
     model = tmp_path / "tiny.gguf"
     model.touch()
-    engine = EngineFlags(**flags)  # type: ignore[call-arg]
+    engine = EngineFlags(**flags)
     return configure(str(model), _file(tmp_path, text), None, None, engine)[1].cache
 
 
