@@ -133,25 +133,22 @@ def _folder(home: Path) -> Finding:
 
 def _disk_cache(directory: Path) -> Finding:
     """A server works without it, so that nothing here is worse than a note."""
-    existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    existing = next(folder for folder in (directory, *directory.parents) if os.path.exists(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Finding("note", "disk cache", f"{directory} cannot be written: prompts are not kept")
     room = f"may take {size(disk_budget(directory))}"
-    punches = "" if can_punch(existing) else "; here, deleted space comes back in whole files only"
-    if not (directory / FORMAT).exists():
-        others = ", ".join(sorted(folder.name for folder in directory.glob("v[0-9]*")))
-        text = (
-            f"{directory}, empty, {room}{f'; what is there has format {others}' if others else ''}{punches}"
-        )
-        return Finding("note" if others or punches else "good", "disk cache", text)
-    try:
-        with opened(directory) as tier:
-            taken = tier.stats.bytes
-    except ConfigError as err:
-        return Finding("note", "disk cache", str(err))
-    return Finding(
-        "note" if punches else "good", "disk cache", f"{directory}, takes {size(taken)}, {room}{punches}"
-    )
+    if not can_punch(existing):
+        room += "; here, deleted space comes back in whole files only"
+    if (directory / FORMAT).exists():
+        try:
+            with opened(directory) as tier:
+                return Finding("good", "disk cache", f"{directory}, takes {size(tier.stats.bytes)}, {room}")
+        except ConfigError as err:
+            return Finding("note", "disk cache", str(err))
+    others = ", ".join(sorted(folder.name for folder in directory.glob("v[0-9]*")))
+    if others:
+        return Finding("note", "disk cache", f"{directory}, {room}; what is there has format {others}")
+    return Finding("good", "disk cache", f"{directory}, empty, {room}")
 
 
 def _models() -> Iterator[Finding]:

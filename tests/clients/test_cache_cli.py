@@ -380,11 +380,14 @@ def test_doctor_says_where_the_disk_cache_is_and_what_is_wrong(
     fill(tmp_path / "here")
     (tmp_path / "foreign" / "v3").mkdir(parents=True)
     (tmp_path / "file").touch()
+    fill(tmp_path / "broken")
+    (tmp_path / "broken" / "v2" / "index" / "data.mdb").write_bytes(b"junk" * 5000)
     for name, text in {
         "here": "takes ",
         "new": "empty, may take",
         "foreign": "what is there has format v3",
         "file": "cannot be written",
+        "broken": "cannot be opened",
     }.items():
         with pytest.raises(SystemExit):
             main(["doctor", "--cache-dir", str(tmp_path / name)])
