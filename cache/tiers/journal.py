@@ -15,6 +15,7 @@ from pathlib import Path
 
 import xxhash
 
+from .lease import is_at
 from .segment import write_all
 
 ENTRY = struct.Struct("<4sB3xQdd32s")
@@ -56,7 +57,10 @@ class Journal:
     def append(self, notes: Sequence[Note], end: int, *, durable: bool) -> int:
         """Write notes at the committed end; returns the new end. Raises `OSError`."""
         self._follow()
-        end = min(end, os.fstat(self._fd).st_size)
+        size = os.fstat(self._fd).st_size
+        if size > end:  # of a change that was not committed: it must not be believed behind a shorter one
+            os.ftruncate(self._fd, end)
+        end = min(end, size)
         end += write_all(self._fd, [b"".join(note.pack() for note in notes)], end)
         if durable:
             os.fdatasync(self._fd)
@@ -106,11 +110,7 @@ class Journal:
 
     def _follow(self) -> None:
         """Another process may have replaced the file."""
-        try:
-            same = os.stat(self.path, follow_symlinks=False).st_ino == os.fstat(self._fd).st_ino
-        except FileNotFoundError:
-            same = False
-        if not same:
+        if not is_at(self._fd, self.path):
             os.close(self._fd)
             self._fd = _open(self.path)
 

@@ -20,7 +20,12 @@ class Lease:
     """The right to change one directory. Several processes take turns."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to the file that is open."""
+        return is_at(self._fd, self._path)
 
     @contextmanager
     def hold(self, timeout_s: float) -> Iterator[None]:
@@ -41,6 +46,14 @@ class Lease:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether an open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def try_lock(fd: int) -> bool:
