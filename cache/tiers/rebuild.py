@@ -45,6 +45,8 @@ def _add_segment(
     """Enter a segment's live records; returns the highest seq seen."""
     last_seq = 0
     number = int(name.partition("/")[2].removesuffix(".seg"), 16)
+    if change.segment(number) is not None:  # the index was set back once, and counted on from there
+        number = change.totals.next_segment
     try:
         with files.reading(name) as reading:
             found = list(scan(reading.fd, os.fstat(reading.fd).st_size))
@@ -81,9 +83,8 @@ def _place(number: int, offset: int, length: int, header: RecordHeader, note: No
     )  # fmt: skip
     if note is None or note.seq < header.seq:
         return place
+    # What is pinned is never touched: the last note alone says what holds.
     flags = PINNED if note.what is What.PIN else place.flags & ~PINNED
-    if note.what is What.TOUCH:
-        flags = place.flags
     return replace(place, flags=flags, expires_at=note.expires_at, ttl_s=note.ttl_s)
 
 

@@ -72,13 +72,21 @@ class SegmentFiles:
         return list(self._writings.values())
 
     def create(self, bucket: int, number: int, created_at: float) -> Writing:
-        """Begin a segment. Raises `OSError`."""
+        """Begin a segment, with the first number from `number` on that no dead writer's left-over has.
+        Raises `OSError`."""
         folder = self.root / str(bucket)
         with suppress(FileExistsError):
             folder.mkdir(0o700)
-        name = f"{bucket}/{number:08x}.seg"
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise OSError(errno.ENOTDIR, f"{folder} is no directory of ours")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self.root / name, flags, 0o600)
+        while True:
+            name = f"{bucket}/{number:08x}.seg"
+            try:
+                fd = os.open(self.root / name, flags, 0o600)
+                break
+            except FileExistsError:
+                number += 1
         try:
             os.fchmod(fd, 0o600)
             try_lock(fd)
@@ -105,10 +113,13 @@ class SegmentFiles:
             os.close(writing.fd)
 
     def roll_back(self) -> None:
-        """Cut uncommitted bytes off; the segments take nothing more."""
+        """Cut uncommitted bytes off, unlink what was never committed; the segments take nothing more."""
         for bucket, writing in list(self._writings.items()):
             with suppress(OSError):
-                os.ftruncate(writing.fd, writing.end)
+                if writing.end == self.header_bytes:
+                    os.unlink(self.root / writing.name)
+                else:
+                    os.ftruncate(writing.fd, writing.end)
             self.finish(bucket)
 
     def erase(self, name: str, offset: int, length: int, *, durable: bool) -> None:
@@ -189,6 +200,13 @@ class SegmentFiles:
                 reading.users -= 1
                 if reading.evicted and not reading.users:
                     os.close(reading.fd)
+
+    def drop_deleted(self) -> None:
+        """Close what another process has unlinked: an open file keeps its bytes on the disk."""
+        with self._lock:
+            for name, reading in list(self._readings.items()):
+                if not os.fstat(reading.fd).st_nlink:
+                    self._evict(name)
 
     def close(self) -> None:
         for bucket in list(self._writings):
