@@ -9,8 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +36,50 @@ TOTALS = struct.Struct("<IIQQQQd")
 """index version, next segment, next seq, records, segment bytes, journal bytes, the latest time seen."""
 
 
+DAMAGE = (
+    lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError,
+    lmdb.IncompatibleError, lmdb.NotFoundError, lmdb.BadTxnError, lmdb.BadDbiError, lmdb.PanicError,
+    lmdb.ProblemError, lmdb.CursorFullError, lmdb.PageFullError,
+)  # fmt: skip
+"""What LMDB says of files that are not as it left them. Its other errors pass: no memory, a full disk."""
+
+
 class IndexDamaged(Exception):
     """The index cannot be used and must be rebuilt."""
+
+
+class _Envs:
+    """The environments that this process has open, by file: LMDB must not open one twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int], tuple[lmdb.Environment, int]] = {}
+
+    def open(self, directory: Path, *, read_only: bool) -> tuple[lmdb.Environment, tuple[int, int]]:
+        """An environment and the identity of its file. Raises `OSError`, `lmdb.Error`."""
+        with self._lock:
+            env, users = None, 0
+            with suppress(FileNotFoundError):
+                env, users = self._open.get(_identity(directory / "data.mdb"), (None, 0))
+            if env is None or (env.flags()["readonly"] and not read_only):
+                env = lmdb.open(
+                    str(directory), map_size=MAP_BYTES, max_dbs=8, mode=0o600, readonly=read_only,
+                    create=not read_only, metasync=False, readahead=False, max_readers=512, lock=True,
+                )  # fmt: skip
+            identity = _identity(directory / "data.mdb")
+            self._open[identity] = env, users + 1
+            return env, identity
+
+    def close(self, identity: tuple[int, int]) -> None:
+        with self._lock:
+            env, users = self._open.pop(identity)
+            if users > 1:
+                self._open[identity] = env, users - 1
+            else:
+                env.close()
+
+
+_envs = _Envs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +135,12 @@ class SegmentInfo:
 
     @classmethod
     def unpack(cls, data: bytes) -> SegmentInfo:
-        file_bytes, live_bytes, live_records, expires_at = SEGMENT.unpack_from(data)
-        return cls(file_bytes, live_bytes, live_records, expires_at, data[SEGMENT.size :].decode())
+        """Raises `IndexDamaged`."""
+        try:
+            file_bytes, live_bytes, live_records, expires_at = SEGMENT.unpack_from(data)
+            return cls(file_bytes, live_bytes, live_records, expires_at, data[SEGMENT.size :].decode())
+        except (struct.error, ValueError) as err:
+            raise IndexDamaged("an entry of a segment") from err
 
 
 @dataclass(slots=True)
@@ -112,7 +160,8 @@ class Index:
     """An open index.
 
     Raises:
-        IndexDamaged: the files are of another version, truncated or refused by LMDB.
+        IndexDamaged: the files are of another version, truncated, or not as LMDB left them.
+        lmdb.Error: it cannot be opened now.
         OSError: the file system refuses.
     """
 
@@ -121,30 +170,38 @@ class Index:
         self._file = directory / "data.mdb"
         _check_size(self._file, read_only)
         try:
-            self._env = lmdb.open(
-                str(directory), map_size=MAP_BYTES, max_dbs=8, mode=0o600, readonly=read_only,
-                create=not read_only, metasync=False, readahead=False, max_readers=512, lock=True,
-            )  # fmt: skip
+            self._env, self._identity = _envs.open(directory, read_only=read_only)
+        except DAMAGE as err:
+            raise IndexDamaged(str(err)) from err
+        self._letting_go = weakref.finalize(self, _envs.close, self._identity)
+        try:
             names = (b"records", b"order", b"segments", b"named", b"ghosts", b"ghost_order", b"meta")
             opened = [self._env.open_db(name, create=not read_only) for name in names]
             self._records, self._order, self._segments, self._named = opened[:4]
             self._ghosts, self._ghost_order, self._meta = opened[4:]
             self._env.reader_check()
-            self._inode = os.stat(self._file).st_ino
-            totals = self.totals()
-        except lmdb.Error as err:
-            raise IndexDamaged(str(err)) from err
-        if totals.version != INDEX_VERSION:
+            with self._env.begin() as txn:
+                data = txn.get(b"totals", db=self._meta)
+                self.is_filled = data is not None
+                """Whether a rebuild, if only of nothing, has ever come to its end."""
+                version = _totals(data).version
+            if version != INDEX_VERSION:
+                raise IndexDamaged(f"index version {version}")
+        except DAMAGE as err:
             self.close()
-            raise IndexDamaged(f"index version {totals.version}")
+            raise IndexDamaged(str(err)) from err
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._env.close()
+        """Let go of the files. One that is only forgotten does so when its last snapshot ends."""
+        self._letting_go()
 
     def is_current(self) -> bool:
         """Whether the file on disk is still the one that is open: another process may have rebuilt it."""
         try:
-            return os.stat(self._file).st_ino == self._inode
+            return _identity(self._file) == self._identity
         except OSError:
             return False
 
@@ -185,7 +242,10 @@ class Snapshot:
 
     def fate(self, key: bytes) -> Fate | None:
         data = self._txn.get(key, db=self._index._ghosts)
-        return None if data is None else Fate(bytes(data[8:]).decode())
+        try:
+            return None if data is None else Fate(bytes(data[8:]).decode())
+        except ValueError as err:
+            raise IndexDamaged("an entry of a record that is gone") from err
 
     def segment(self, number: int) -> SegmentInfo | None:
         data = self._txn.get(number.to_bytes(4, "big"), db=self._index._segments)
@@ -219,9 +279,18 @@ class Change(Snapshot):
 
     def __init__(self, index: Index, txn: lmdb.Transaction) -> None:
         super().__init__(index, txn)
-        self.totals = _totals(txn.get(b"totals", db=index._meta))
+        data = txn.get(b"totals", db=index._meta)
+        self.totals = _totals(data)
+        self._before = None if data is None else replace(self.totals)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been changed: whatever is done to a record or a segment moves a sum."""
+        return self.totals == self._before
 
     def save_totals(self) -> None:
+        if self.is_empty:
+            return
         t = self.totals
         data = TOTALS.pack(
             t.version, t.next_segment, t.next_seq, t.records, t.segment_bytes, t.journal_bytes, t.latest_now
@@ -267,11 +336,6 @@ class Change(Snapshot):
             self._add_ghost(key, fate)
         self._count(place, -1)
 
-    def drop_damaged(self, key: bytes) -> None:
-        """Take out an entry whose value cannot be read: its sums are settled by the next rebuild."""
-        self._txn.delete(key, db=self._index._records)
-        self.totals.records -= 1
-
     def put_segment(self, number: int, info: SegmentInfo) -> None:
         self._txn.put(number.to_bytes(4, "big"), info.pack(), db=self._index._segments)
 
@@ -313,7 +377,10 @@ class Change(Snapshot):
 
 
 def _totals(data: bytes | memoryview | None) -> Totals:
-    return Totals() if data is None else Totals(*TOTALS.unpack(data))
+    try:
+        return Totals() if data is None else Totals(*TOTALS.unpack(data))
+    except struct.error as err:
+        raise IndexDamaged("its sums") from err
 
 
 def _order_key(key: bytes, place: Place) -> bytes:
@@ -323,6 +390,11 @@ def _order_key(key: bytes, place: Place) -> bytes:
 
 def _check(key: bytes, data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(key + data) & 0xFFFF_FFFF
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    state = os.stat(path, follow_symlinks=False)
+    return state.st_dev, state.st_ino
 
 
 def _check_size(path: Path, read_only: bool) -> None:

@@ -16,12 +16,13 @@ import lmdb
 
 from . import compression as codecs
 from .base import Entry, Fate, Found, Kind, TierFault, TierStats
-from .index import Index, Place, Snapshot
+from .index import DAMAGE, Index, IndexDamaged, Place, Snapshot
 from .segment import BadRecord, RecordHeader, check_payload, parse_header, record_length
 from .segment_files import Reading, SegmentFiles
 
 logger = logging.getLogger(__name__)
 
+UNREAD = 4096
 FUTURE = 2
 """An end further away than this many times to live was written by a clock that ran ahead."""
 
@@ -40,8 +41,12 @@ class Reads:
     files: SegmentFiles
     _clock: Callable[[], float]
     _index: Index | None
+    _is_damaged: bool
+    """The next change makes the index anew."""
     _bad: deque[tuple[bytes, int]]
     """Records that a reader found bad; taken out with the next change."""
+    _unread: set[tuple[bytes, int]]
+    """Records that the device has failed to give once. They may be sound; the second time they are bad."""
     _lock: threading.Condition
     _users: int
     _closed: bool
@@ -199,8 +204,10 @@ class Reads:
         except OSError as err:
             gone = err.errno in (errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO)
             self.stats.fault("gone" if gone else "io")
-            if gone:
+            if gone or (key, seq) in self._unread:
                 self._bad.append((key, seq))
+            elif len(self._unread) < UNREAD:
+                self._unread.add((key, seq))
             raise TierFault(str(err)) from err
 
     @contextmanager
@@ -223,17 +230,17 @@ class Reads:
         try:
             with self._using():
                 index = self._index
-                if index is None:
+                if index is None or self._is_damaged:
                     yield None
                     return
                 with index.snapshot() as view:
                     yield view
         except TierFault:
             yield None
-        except lmdb.Error as err:
+        except (lmdb.Error, IndexDamaged) as err:
             self.stats.fault("index")
             logger.warning("the index of the disk cache failed: %s", err)
-            self._index = None  # the next change opens or rebuilds it
+            self._is_damaged |= isinstance(err, (IndexDamaged, *DAMAGE))
 
 
 def ends_at(place: Place, now: float) -> float:
