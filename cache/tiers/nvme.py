@@ -22,7 +22,7 @@ import lmdb
 
 from . import compression as codecs
 from .base import Fate, Record, TierStats
-from .index import Index, IndexDamaged
+from .index import DAMAGE, Index, IndexDamaged
 from .journal import Journal, What
 from .lease import Lease, LeaseHeld
 from .nvme_changes import RESERVE_BYTES, SUSPEND_S, Changes
@@ -56,7 +56,6 @@ class NvmeTier(Changes):
         *,
         budget_bytes: int,
         min_free_bytes: int,
-        default_ttl_s: float,
         clock: Callable[[], float],
         compression: Literal["none", "zstd"] = "none",
         item_bytes: int = 2,
@@ -66,13 +65,14 @@ class NvmeTier(Changes):
         self.stats = TierStats(budget_bytes=budget_bytes)
         self.directory = directory
         self.root = directory / f"v{FORMAT_VERSION}"
-        self._budget, self._min_free, self._default_ttl_s = budget_bytes, min_free_bytes, default_ttl_s
+        self._budget, self._min_free = budget_bytes, min_free_bytes
         self._clock, self._read_only, self._item_bytes = clock, read_only, item_bytes
         self._codec = codecs.SPLIT_ZSTD if compression == "zstd" else codecs.NONE
         self._segment_bytes = max(min(SEGMENT_BYTES, budget_bytes // BUDGET_SEGMENTS), 1)
         self.files = SegmentFiles(self.root / "seg", align)
         self._bad: deque[tuple[bytes, int]] = deque()
         """Records that a reader found bad; taken out with the next change."""
+        self._unread: set[tuple[bytes, int]] = set()
         self._suspended_until = 0.0
         self._suspend_s = SUSPEND_S[0]
         self._warned_at = -WARN_EVERY_S
@@ -83,6 +83,8 @@ class NvmeTier(Changes):
         self._users = 0
         self._closed = False
         self._lock = threading.Condition()
+        self._is_full = False
+        self._is_damaged = False
         self._index: Index | None = None
         self._lease: Lease | None = None
         self._journal: Journal | None = None
@@ -113,7 +115,7 @@ class NvmeTier(Changes):
         with self._changing(LEASE_TIMEOUT_S) as index:
             if index is not None:
                 with self._change(index) as change:
-                    now, notes = self._clock(), []
+                    now, notes = self._now(change), []
                     for key, ttl_s in ttls.items():
                         place = change.get(key)
                         if place is None or ends_at(place, now) <= now:
@@ -129,7 +131,7 @@ class NvmeTier(Changes):
         with self._changing(LEASE_TIMEOUT_S) as index:
             if index is not None:
                 with self._change(index) as change:
-                    now, notes = self._clock(), []
+                    now, notes = self._now(change), []
                     for key in keys:
                         place = change.get(key)
                         if place is None or ends_at(place, now) <= now:
@@ -163,6 +165,7 @@ class NvmeTier(Changes):
             if index is None:
                 return
             self._make_reserve()
+            self.files.drop_deleted()
             if not self._swept:
                 self._swept = True
                 with self._change(index) as change:
@@ -184,17 +187,13 @@ class NvmeTier(Changes):
             self._lock.wait_for(lambda: not self._users, timeout=2.0)
             idle = not self._users
         if idle:
-            self.files.close()
-            for part in (self._index, self._journal, self._lease):
-                if part is not None:
-                    part.close()
+            self._forget()
         self._index = self._journal = self._lease = None
 
     def rebuild_index(self) -> None:
         """Make the index anew from segments and journal."""
         with self._changing(LEASE_TIMEOUT_S) as index:
             if index is not None:
-                index.close()
                 self._rebuild()
 
     # -- opening, failing --------------------------------------------------------------------------
@@ -222,27 +221,44 @@ class NvmeTier(Changes):
                 self._open_index()
         self._refresh()
 
+    def _forget(self) -> None:
+        """Close everything: at the end, or because somebody moved the directory away."""
+        self.files.close()
+        for part in (self._journal, self._lease):
+            if part is not None:
+                part.close()
+        self._index = self._journal = self._lease = None
+
     def _open_index(self) -> Index:
+        """Open the index, with the lease held; one that is damaged, or was never filled, is made anew."""
+        assert self._journal is not None
         try:
-            data = self.root / "index" / "data.mdb"
-            if (not data.exists() or not data.stat().st_size) and any(self.files.names()):
-                raise IndexDamaged("there are segments but no index")
-            self._index = Index(self.root / "index")
-            return self._index
+            if self._is_damaged:
+                raise IndexDamaged("a read failed")
+            index = Index(self.root / "index")
+            if not index.is_filled:
+                if any(self.files.names()):
+                    self._made_anew("it is not there")
+                rebuild(index, self.files, self._journal, self._punches)
+            self._index = index
+            return index
         except IndexDamaged as err:
-            self.stats.fault("index")
-            logger.warning("the index of the disk cache is made anew: %s", err)
+            self._made_anew(str(err))
             return self._rebuild()
 
+    def _made_anew(self, why: str) -> None:
+        self.stats.fault("index")
+        logger.warning("the index of the disk cache is made anew: %s", why)
+
     def _rebuild(self) -> Index:
+        """Unlink the index and make another. Who still reads the old one goes on until it is done."""
         assert self._journal is not None
         self._index = None
         for path in (self.root / "index").iterdir():
             path.unlink()
         index = Index(self.root / "index")
         rebuild(index, self.files, self._journal, self._punches)
-        self._index = index
-        self._swept = False
+        self._index, self._swept, self._is_damaged = index, False, False
         return index
 
     @contextmanager
@@ -254,12 +270,13 @@ class NvmeTier(Changes):
             return
         entered = False
         try:
-            if self._lease is None or self._journal is None:
+            if self._lease is None or self._journal is None or not self._lease.is_current():
+                self._forget()
                 self._open()
             assert self._lease is not None
             with self._lease.hold(timeout_s):
                 index = self._index
-                if index is None or not index.is_current():
+                if index is None or self._is_damaged or not index.is_current():
                     index = self._open_index()
                 self._drop_bad(index)
                 entered = True
@@ -290,8 +307,8 @@ class NvmeTier(Changes):
         if full:
             with suppress(OSError):
                 (self.root / "reserve").unlink()
-        if isinstance(err, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.InvalidError | IndexDamaged):
-            self._index = None
+        self._is_full = full
+        self._is_damaged |= isinstance(err, (IndexDamaged, *DAMAGE))
         if time.monotonic() - self._warned_at >= WARN_EVERY_S:
             self._warned_at = time.monotonic()
             logger.warning("%s: %s", what, err)

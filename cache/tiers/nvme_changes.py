@@ -43,12 +43,15 @@ class Changes(Reads):
     _punches: bool
     """Whether the file system gives the pages of erased records back."""
     _suspend_s: float
+    _is_full: bool
+    """The device has just refused a write for want of space."""
     _journal: Journal | None
 
     def _put(self, index: Index, records: Sequence[Record]) -> list[bytes]:
-        now, kept = self._clock(), []
+        kept: list[bytes] = []
         fresh: dict[bytes, tuple[Record, int, memoryview]] = {}
         with self._change(index) as change:
+            now = self._now(change)
             notes: list[Note] = []
             stale: list[tuple[bytes, Place]] = []
             for record in records:
@@ -95,7 +98,7 @@ class Changes(Reads):
                         os.fdatasync(writing.fd)
                         writing.end = ends.pop(bucket)
                     writing = self.files.create(bucket, change.totals.next_segment, now)
-                    change.totals.next_segment += 1
+                    change.totals.next_segment = writing.number + 1
                     change.totals.segment_bytes += self.files.header_bytes
                     change.put_segment(writing.number, SegmentInfo(writing.end, 0, 0, 0.0, writing.name))
                 offset = ends.get(bucket, writing.end)
@@ -135,6 +138,11 @@ class Changes(Reads):
         self.stats.written_bytes += sum(place.length for _, place in added)
         self._suspend_s = SUSPEND_S[0]
         return [record.key for record, _ in added]
+
+    def _now(self, change: Change) -> float:
+        """What new ends are counted from: the latest time seen, while the clock has not been set."""
+        now = self._clock()
+        return now if now >= CLOCK_IS_SET else max(now, change.totals.latest_now)
 
     def _differs(self, change: Change, record: Record, place: Place) -> bool:
         """Whether a named record's value is another than the one that is stored."""
@@ -221,46 +229,55 @@ class Changes(Reads):
         return expired
 
     def _make_room(self, change: Change, need: int) -> bool:
-        """Let records give way, the soonest to end first, until `need` more bytes fit; whether they do."""
+        """Let records give way, the soonest to end first, until `need` more bytes fit; whether they do. If
+        even all would not be enough, all stay."""
         others = change.totals.journal_bytes + self._side_bytes()
         free = self._free_bytes()
         excess = max(change.totals.segment_bytes + others + need - self._budget, self._min_free + need - free)
+        fits = excess <= 0
+        if self._is_full:  # said the device itself, for a reason that `statvfs` does not know: a quota
+            excess, self._is_full = max(excess, need), False
         if excess <= 0:
             return True
         now, doomed, gained = self._clock(), [], 0
+        lasting = {number: info.live_records for number, info in change.segments()}
         for _, key in change.soonest():
             if gained >= excess:
                 break
             place = change.get(key)
-            if place is not None:
-                doomed.append((key, place))
+            if place is None:
+                continue
+            doomed.append((key, place))
+            lasting[place.segment] -= 1
+            if self._punches:
                 gained += place.length
+            elif not lasting[place.segment]:
+                gained += self._whole(change, place.segment)
+        if gained < excess:
+            return fits
         early = sum(ends_at(place, now) > now for _, place in doomed)
+        before = change.totals.segment_bytes
         self._kill(change, doomed, Fate.EVICTED)
         self.stats.evicted += early
         self.stats.expired += len(doomed) - early
-        if not self._punches:
-            return change.totals.segment_bytes + others + need <= self._budget
-        return gained >= excess
+        return before - change.totals.segment_bytes >= excess
+
+    @staticmethod
+    def _whole(change: Change, number: int) -> int:
+        info = change.segment(number)
+        return 0 if info is None else info.file_bytes
 
     def _clamp(self, change: Change, now: float) -> None:
         """When the clock has gone back far, records of its future end like those of now."""
-        went_back = now + CLOCK_SLACK_S < change.totals.latest_now
-        if now >= CLOCK_IS_SET:
-            change.totals.latest_now = now
-            if went_back:
-                future = [
-                    (key, place)
-                    for key, place in change.records()
-                    if place is not None
-                    and not place.pinned
-                    and place.expires_at > now + FUTURE * place.ttl_s
-                ]
-                notes = []
-                for key, place in future:
-                    changed = change.replace(key, place, expires_at=now + place.ttl_s)
-                    notes.append(self._note(change, What.TOUCH, key, changed.expires_at, changed))
-                self._write_notes(change, notes, durable=False)
+        if now < CLOCK_IS_SET or now + CLOCK_SLACK_S >= change.totals.latest_now:
+            return
+        change.totals.latest_now = now
+        notes = []
+        for key, place in list(change.records()):
+            if place is not None and not place.pinned and place.expires_at > now + FUTURE * place.ttl_s:
+                changed = change.replace(key, place, expires_at=now + place.ttl_s)
+                notes.append(self._note(change, What.TOUCH, key, changed.expires_at, changed))
+        self._write_notes(change, notes, durable=False)
 
     def _compact_journal(self, index: Index) -> None:
         """Rewrite the journal from the index when most of it is history."""
@@ -281,8 +298,9 @@ class Changes(Reads):
     @contextmanager
     def _change(self, index: Index) -> Iterator[Change]:
         with index.change() as change:
-            change.totals.latest_now = max(change.totals.latest_now, self._clock())
             yield change
+            if not change.is_empty:
+                change.totals.latest_now = max(change.totals.latest_now, self._clock())
 
     def _drop_bad(self, index: Index) -> None:
         """Take out what readers have found bad, so that it is written anew."""
