@@ -12,7 +12,7 @@ from .loads import BlockBytes, Load, Loader
 from .records import RecordBook
 from .sizing import disk_budget
 from .store import KVStore, Prompt
-from .tiers import Tier
+from .tiers import Tier, lasting
 from .tiers.host import HostTier
 from .tiers.nvme import NvmeTier
 from .tiers.shared import SharedTier
@@ -40,7 +40,6 @@ def open_tiers(config: CacheConfig, item_bytes: int, clock: Callable[[], float] 
                 config.cache_dir,
                 budget_bytes=config.cache_bytes or disk_budget(config.cache_dir),
                 min_free_bytes=config.cache_min_free_bytes,
-                default_ttl_s=config.cache_ttl,
                 clock=clock,
                 compression=config.cache_compression,
                 item_bytes=item_bytes,
@@ -91,16 +90,11 @@ class Mover:
             store, self.tiers, device, workers, compute_s=compute_s, reserved_blocks=reserved_blocks,
             on_ready=on_ready, on_adopted=self._adopted, monotonic=monotonic,
         )  # fmt: skip
-        self._names = [t for t in self.tiers if t.name != "host"] or [
+        self._names = lasting(self.tiers) or [
             HostTier(budget_bytes=NAMES_BYTES, default_ttl_s=default_ttl_s, clock=clock)
         ]
         self.records = RecordBook(self._names, self.writer, workers, default_ttl_s, clock)
         self._workers = workers
-
-    @property
-    def is_durable(self) -> bool:
-        """Whether anything is kept below the device."""
-        return bool(self.tiers)
 
     def begin(self, prompt: Prompt) -> Load | None:
         """See `Loader.begin`."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .blocks import NO_BLOCK, BlockId
 from .loads import BlockBytes
 from .store import KVStore
-from .tiers import Kind, Record, Tier
+from .tiers import Kind, Record, Tier, lasting
 from .tree import Node
 from .workers import Timer, Workers, guarded
 
@@ -259,13 +259,13 @@ class Writer:
         touched, self._touched = self._touched, {}
 
         def renew() -> list[bytes]:
-            missing = [set(tier.touch(touched)) for tier in self._tiers]
-            return list(set.intersection(*missing)) if missing else []
+            missing = {tier: tier.touch(touched) for tier in self._tiers}
+            return list({key for tier in lasting(self._tiers) or self._tiers for key in missing[tier]})
 
         self._workers.write(renew, lambda missing: self._write_again(missing or [], touched))
 
     def _write_again(self, missing: Sequence[bytes], ttls: dict[bytes, float]) -> None:
-        """Blocks in use that no tier has any more (evicted, expired, dropped): write them anew."""
+        """Blocks in use that a tier has no more (evicted, expired, dropped): write them anew."""
         nodes = [node for key in missing if (node := self._store.tree.get(key)) is not None and node.saved]
         for node in nodes:
             node.saved = False

@@ -11,6 +11,7 @@ from .base import (
     Tier,
     TierFault,
     TierStats,
+    lasting,
 )
 
-__all__ = ["NO_KEY", "Entry", "Fate", "Found", "Kind", "Record", "Tier", "TierFault", "TierStats"]
+__all__ = ["NO_KEY", "Entry", "Fate", "Found", "Kind", "Record", "Tier", "TierFault", "TierStats", "lasting"]

@@ -181,3 +181,8 @@ class Tier(Protocol):
     def close(self) -> None:
         """Flush and let go of files and locks."""
         ...
+
+
+def lasting(tiers: Sequence[Tier]) -> list[Tier]:
+    """Those that outlive the process."""
+    return [tier for tier in tiers if tier.name != "host"]

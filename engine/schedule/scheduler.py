@@ -163,7 +163,9 @@ class Scheduler:
             full = step.rows >= step.max_rows or step.logits_rows >= step.max_logits_rows
             if not self._free_slots or full or (step.chunks and step.remaining_ms <= 0.0):
                 return
-            if seq.load is not None and seq.load.done and seq.load.yielded and not scanned:
+            if seq.load is not None and seq.load.done and seq.load.yielded:
+                if scanned:
+                    return  # what it could load found no room: it is loaded when all before it have started
                 self._look_below(seq, is_next=True)
             if seq.load is not None and not seq.load.done:
                 if self.mover is not None and not self.mover.loader.start_waiting(seq.load):

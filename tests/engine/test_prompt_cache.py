@@ -12,6 +12,8 @@ from fake_engine import fake_runtime, read, running_engine
 from fakes import FakeClock
 from tiers import START
 
+from artesian.cache.tiers import Kind
+from artesian.cache.tiers.host import HostTier
 from artesian.cache.tiers.nvme import NvmeTier
 from artesian.engine import CachePolicy, GenerationRequest, SamplingParams
 from artesian.engine.local import LocalEngine
@@ -20,13 +22,15 @@ PROMPT = [2 + i % 7 for i in range(42)]
 
 
 @asynccontextmanager
-async def engine_on(path: Path, clock: FakeClock | None = None) -> AsyncIterator[LocalEngine]:
+async def engine_on(
+    path: Path, clock: FakeClock | None = None, host: bool = False
+) -> AsyncIterator[LocalEngine]:
     runtime = fake_runtime()
     clock = clock or FakeClock(START)
     runtime.store.clock = clock
-    runtime.tiers.append(
-        NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, default_ttl_s=3600.0, clock=clock, align=64)
-    )
+    if host:
+        runtime.tiers.append(HostTier(budget_bytes=1 << 20, default_ttl_s=3600.0, clock=clock))
+    runtime.tiers.append(NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, clock=clock, align=64))
     async with running_engine(runtime) as engine:
         yield engine
         await engine.prompt_cache.flush()  # a busy disk may take longer than a server waits at its end
@@ -124,6 +128,19 @@ async def test_one_load_serves_all_who_wait_for_it(tmp_path: Path) -> None:
         assert {cached for cached, _, _ in answers} <= {40, 41}
         (tier,) = engine.runtime.tiers
         assert tier.stats.hits == 10
+
+
+async def test_what_the_disk_lost_is_written_again_though_memory_has_it(tmp_path: Path) -> None:
+    async with engine_on(tmp_path, host=True) as engine:
+        await ask(engine, "a")
+        await engine.prompt_cache.flush()
+        _, disk = engine.runtime.tiers
+        keys = [entry.found.key for entry in disk.entries(Kind.BLOCK)]
+        assert disk.erase(keys) == len(keys) >= 10
+        await ask(engine, "b")
+        await engine.prompt_cache.flush()  # renews, and finds out
+    async with engine_on(tmp_path) as engine:
+        assert (await ask(engine, "c"))[1] == {"disk": 40}
 
 
 async def test_a_read_that_hangs_costs_a_deadline_and_not_the_answer(
