@@ -140,9 +140,6 @@ class Loader:
     ) -> None:
         """`compute_s(start, count)`: estimated seconds to compute rows; `reserved_blocks()`: blocks promised
         to running sequences; `on_ready()`: a load is done; `on_adopted(node, tier)`: a block came up."""
-        self.cut_short = 0
-        """Fetches that took too long."""
-        self.loaded_blocks = 0
         self._store, self._tiers, self._device, self._workers = store, tuple(tiers), device, workers
         self._compute_s, self._reserved = compute_s, reserved_blocks
         self._on_ready, self._on_adopted = on_ready, on_adopted
@@ -387,7 +384,6 @@ class Loader:
             return
         if why is not None:
             fetch.miss = why
-            self.cut_short += 1
             self._slow_in_row += 1
             if self._slow_in_row >= BREAKER_AFTER:
                 self._closed_until = self._monotonic() + self._breaker_s
@@ -415,7 +411,6 @@ class Loader:
                 sources[keys[at]] = tier.name
                 self._on_adopted(node, tier)
             store.tree.touch(node)
-            self.loaded_blocks += done
         else:
             done = 0
         for blocks, copy in zip(fetch.blocks[done:], fetch.copies[done:], strict=True):

@@ -28,7 +28,6 @@ class RecordBook:
         default_ttl_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self.dropped = 0
         self._tiers, self._writer, self._workers, self._clock = tuple(tiers), writer, workers, clock
         self._default_ttl_s = default_ttl_s
         self._waiting: list[Record] = []
@@ -84,7 +83,7 @@ class RecordBook:
         """The record of a value that can be read from now on; None if it is too much."""
         with self._lock:
             if len(value) > MAX_VALUE_BYTES or self._pending_bytes + len(value) > MAX_PENDING_BYTES:
-                self.dropped += 1
+                self._tiers[0].stats.dropped += 1
                 return None
             self._pending_bytes += len(value)
         tenant, content = tenant_digest(salt), _content(namespace, name)

@@ -25,7 +25,6 @@ from .tracking import Tracked
 logger = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 5.0  # at the end, for what was computed and is not stored yet
-FLUSH_TIMEOUT_S = 5.0  # at the end, for what was computed and is not stored yet
 RETRY_AFTER_RANGE_S = (1.0, 60.0)
 SERVICE_WEIGHT = 0.1  # of one request in the running mean of how long a request holds its slot
 

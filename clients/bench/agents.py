@@ -262,9 +262,7 @@ def _load_rate(folder: Path) -> float:
     from ...cache.tiers import Kind
     from ...cache.tiers.nvme import NvmeTier
 
-    tier = NvmeTier(
-        folder, budget_bytes=1 << 40, min_free_bytes=0, default_ttl_s=3600.0, clock=time.time, read_only=True
-    )
+    tier = NvmeTier(folder, budget_bytes=1 << 40, min_free_bytes=0, clock=time.time, read_only=True)
     entries = list(tier.entries(Kind.BLOCK))
     out = bytearray(max(entry.found.payload_bytes for entry in entries))
     began = time.perf_counter()

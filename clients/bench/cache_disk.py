@@ -31,7 +31,7 @@ import sys, time
 from pathlib import Path
 from artesian.cache.tiers.nvme import NvmeTier
 began = time.perf_counter()
-tier = NvmeTier(Path(sys.argv[1]), budget_bytes=1 << 40, min_free_bytes=0, default_ttl_s=1.0, clock=time.time)
+tier = NvmeTier(Path(sys.argv[1]), budget_bytes=1 << 40, min_free_bytes=0, clock=time.time)
 tier.find([bytes(32)])
 print(time.perf_counter() - began, tier.stats.records)
 """
@@ -146,6 +146,4 @@ def _key(number: int) -> bytes:
 
 
 def _tier(folder: Path) -> NvmeTier:
-    return NvmeTier(
-        folder, budget_bytes=1 << 40, min_free_bytes=0, default_ttl_s=TTL_S, clock=time.time
-    )  # fmt: skip
+    return NvmeTier(folder, budget_bytes=1 << 40, min_free_bytes=0, clock=time.time)

@@ -99,9 +99,7 @@ def _first_token(server: Child, prompt: str) -> tuple[float, dict[str, Any]]:
 
 def _bytes_per_token(folder: Path) -> float:
     """Of the payload, by what is stored."""
-    tier = NvmeTier(
-        folder, budget_bytes=1 << 40, min_free_bytes=0, default_ttl_s=3600.0, clock=time.time, read_only=True
-    )
+    tier = NvmeTier(folder, budget_bytes=1 << 40, min_free_bytes=0, clock=time.time, read_only=True)
     entry = next(tier.entries(Kind.BLOCK))
     tier.close()
     return entry.found.payload_bytes / (len(entry.content) // 4)

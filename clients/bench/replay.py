@@ -96,7 +96,7 @@ class Replay:
     def _open(self) -> None:
         self.device = TinyDevice(self._blocks, self._spec)
         self.tier = NvmeTier(
-            self._directory, budget_bytes=self._room(), min_free_bytes=0, default_ttl_s=self._ttl_s,
+            self._directory, budget_bytes=self._room(), min_free_bytes=0,
             clock=self._clock, align=ALIGN,
         )  # fmt: skip
         self._follow()

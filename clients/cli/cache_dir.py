@@ -15,7 +15,6 @@ from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 
-from ...cache.config import CacheConfig
 from ...cache.tiers.nvme import NvmeTier
 from ...cache.tiers.segment import FORMAT_VERSION
 from ...server.config import ConfigError
@@ -56,7 +55,6 @@ def opened(
         path,
         budget_bytes=budget_bytes or NO_BUDGET,
         min_free_bytes=min_free_bytes,
-        default_ttl_s=CacheConfig().cache_ttl,
         clock=time.time,
         read_only=budget_bytes is None,
     )

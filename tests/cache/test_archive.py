@@ -42,7 +42,7 @@ def prompt(count: int = 3, ttl_s: float = 3600.0, pinned: bool = False) -> list[
 
 @contextmanager
 def tier_in(path: Path, clock: FakeClock) -> Iterator[NvmeTier]:
-    tier = NvmeTier(path, budget_bytes=1 << 26, min_free_bytes=0, default_ttl_s=3600.0, clock=clock)
+    tier = NvmeTier(path, budget_bytes=1 << 26, min_free_bytes=0, clock=clock)
     yield tier
     tier.close()
 

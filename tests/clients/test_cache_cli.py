@@ -38,7 +38,7 @@ SALTED, SALT = root_key(IDENTITY, "key"), tenant_digest("key")
 
 
 def tier_of(path: Path) -> NvmeTier:
-    return NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, default_ttl_s=3600.0, clock=time.time)
+    return NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, clock=time.time)
 
 
 def put(path: Path, *records: Record) -> None:

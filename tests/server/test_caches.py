@@ -29,7 +29,7 @@ ONE, TWO = SHARED + "1" * 8, SHARED + "2" * 8
 async def serving(path: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     runtime = fake_runtime(blocks=200, max_len=300)
     clock = runtime.store.clock
-    tier = NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, default_ttl_s=3600.0, clock=clock, align=64)
+    tier = NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, clock=clock, align=64)
     runtime.tiers.append(tier)
     engine = LocalEngine(runtime, EngineConfig(model=Path("fake"), step_budget_ms=4.0))
     config = ServerConfig(access_log=False, **settings)

@@ -16,9 +16,7 @@ from artesian.cache.tiers.nvme import NvmeTier
 
 def main() -> None:
     directory, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    tier = NvmeTier(
-        directory, budget_bytes=1 << 30, min_free_bytes=0, default_ttl_s=3600, clock=lambda: START
-    )
+    tier = NvmeTier(directory, budget_bytes=1 << 30, min_free_bytes=0, clock=lambda: START)
     if "--hold" in sys.argv:
         assert tier._lease is not None
         with tier._lease.hold(1.0):

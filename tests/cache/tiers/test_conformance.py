@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fakes import FakeClock
@@ -44,11 +46,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> It
 def make_tier(kind: str, path: Path, budget_bytes: int, clock: Callable[[], float]) -> Tier:
     if kind == "host":
         return HostTier(budget_bytes=budget_bytes, default_ttl_s=TTL_S, clock=clock)
-    maker = NvmeTier if kind.startswith("disk") else SharedTier
-    return maker(
-        path, budget_bytes=budget_bytes, min_free_bytes=0, default_ttl_s=TTL_S, clock=clock,
-        compression="zstd" if kind.endswith("zstd") else "none",
-    )  # fmt: skip
+    compression: Literal["none", "zstd"] = "zstd" if kind.endswith("zstd") else "none"
+    maker = NvmeTier if kind.startswith("disk") else partial(SharedTier, default_ttl_s=TTL_S)
+    return maker(path, budget_bytes=budget_bytes, min_free_bytes=0, clock=clock, compression=compression)
 
 
 def test_what_was_put_is_found_and_read(make: Make) -> None:

@@ -28,7 +28,7 @@ def clock() -> FakeClock:
 
 
 def opened(path: Path, clock: FakeClock, budget_bytes: int = 64 << 20, **options: object) -> NvmeTier:
-    settings = {"min_free_bytes": 0, "default_ttl_s": 3600.0, "clock": clock} | options
+    settings = {"min_free_bytes": 0, "clock": clock} | options
     return NvmeTier(path, budget_bytes=budget_bytes, **settings)  # type: ignore[arg-type]
 
 
@@ -350,58 +350,50 @@ def test_the_floor_of_free_space_is_kept(tmp_path: Path, clock: FakeClock) -> No
     tier.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_full_disk_costs_misses_and_nothing_else(tmp_path: Path, clock: FakeClock) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
     mounted = tmp_path / "small"
     mounted.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", mounted], capture_output=True
-    ).returncode:
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", mounted]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("cannot mount a tmpfs here")
-    try:
-        tier = opened(mounted / "cache", clock)
-        for index in range(100):
-            clock.advance(1)
-            tier._suspended_until = 0.0
-            tier.put([block_record(index, size=300_000)])
-        assert tier.stats.faults.get("full") or tier.stats.evicted
-        (mounted / "filler").write_bytes(bytes(max(0, os.statvfs(mounted).f_bavail * 4096 - 8192)))
-        for index in range(100, 110):
-            tier._suspended_until = 0.0
-            tier.put([block_record(index, size=300_000)])
-        for index in range(110):
-            record = block_record(index, size=300_000)
-            assert stored(tier, record) in (None, value_of(record))
-        (mounted / "filler").unlink()
+    yield mounted
+    subprocess.run(["umount", "-l", mounted], check=True)
+
+
+def test_a_full_disk_costs_misses_and_nothing_else(small_disk: Path, clock: FakeClock) -> None:
+    tier = opened(small_disk / "cache", clock)
+    for index in range(100):
+        clock.advance(1)
         tier._suspended_until = 0.0
-        last = block_record("last", size=300_000)
-        assert tier.put([last]) == [last.key] and stored(tier, last) == value_of(last)
-        tier.close()
-    finally:
-        subprocess.run(["umount", "-l", mounted], check=True)
+        tier.put([block_record(index, size=300_000)])
+    assert tier.stats.faults.get("full") or tier.stats.evicted
+    (small_disk / "filler").write_bytes(bytes(max(0, os.statvfs(small_disk).f_bavail * 4096 - 8192)))
+    for index in range(100, 110):
+        tier._suspended_until = 0.0
+        tier.put([block_record(index, size=300_000)])
+    for index in range(110):
+        record = block_record(index, size=300_000)
+        assert stored(tier, record) in (None, value_of(record))
+    (small_disk / "filler").unlink()
+    tier._suspended_until = 0.0
+    last = block_record("last", size=300_000)
+    assert tier.put([last]) == [last.key] and stored(tier, last) == value_of(last)
+    tier.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_file_system_that_turns_read_only_still_serves_reads(tmp_path: Path, clock: FakeClock) -> None:
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", mounted], capture_output=True
-    ).returncode:
-        pytest.skip("cannot mount a tmpfs here")
-    try:
-        tier, record = opened(mounted / "cache", clock), block_record("a")
-        tier.put([record])
-        tier.close()
-        subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
-        tier = opened(mounted / "cache", clock)
-        assert tier.put([block_record("b")]) == [] and tier.stats.suspended
-        reader = opened(mounted / "cache", clock, read_only=True)
-        assert not reader.is_open or stored(reader, record) == value_of(record)
-        tier.close()
-        reader.close()
-    finally:
-        subprocess.run(["umount", "-l", mounted], check=True)
+def test_a_file_system_that_turns_read_only_still_serves_reads(small_disk: Path, clock: FakeClock) -> None:
+    tier, record = opened(small_disk / "cache", clock), block_record("a")
+    tier.put([record])
+    tier.close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    tier = opened(small_disk / "cache", clock)
+    assert tier.put([block_record("b")]) == [] and tier.stats.suspended
+    reader = opened(small_disk / "cache", clock, read_only=True)
+    assert not reader.is_open or stored(reader, record) == value_of(record)
+    tier.close()
+    reader.close()
 
 
 def test_a_linked_directory_is_refused(tmp_path: Path, clock: FakeClock) -> None:
