@@ -229,8 +229,8 @@ class Changes(Reads):
         return expired
 
     def _make_room(self, change: Change, need: int) -> bool:
-        """Let records give way, the soonest to end first, until `need` more bytes fit; whether they do. If
-        even all would not be enough, all stay."""
+        """Let records give way, the soonest to end first, until `need` more bytes fit; whether they do. None
+        is given up for bytes that cannot fit even so."""
         others = change.totals.journal_bytes + self._side_bytes()
         free = self._free_bytes()
         excess = max(change.totals.segment_bytes + others + need - self._budget, self._min_free + need - free)
@@ -253,7 +253,7 @@ class Changes(Reads):
                 gained += place.length
             elif not lasting[place.segment]:
                 gained += self._whole(change, place.segment)
-        if gained < excess:
+        if need and gained < excess:
             return fits
         early = sum(ends_at(place, now) > now for _, place in doomed)
         before = change.totals.segment_bytes
