@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "executor.h"
 #include "library.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
+#define POPULATED_BYTES ((size_t)48 << 20)  // of each K/V store
 #define QUERY_ROWS 48  // rows of an attention tile: enough to reuse a widened block, few enough for its scores
 
 struct region {
@@ -80,6 +82,21 @@ static int map_weights(struct executor *ex) {
     return STATUS_OK;
 }
 
+// Have the pages of the first blocks now (the store hands out low indices first), not while the first prompt waits.
+static void populate_kv(const struct kv *kv) {
+#ifdef MADV_POPULATE_WRITE
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), rows = (size_t)kv->spec.layers * (size_t)kv->spec.heads;
+    size_t blocks = POPULATED_BYTES / (rows * kv->chunk_bytes), row_bytes = (size_t)kv->spec.blocks * kv->chunk_bytes;
+    if (blocks > (size_t)kv->spec.blocks) blocks = (size_t)kv->spec.blocks;
+    for (size_t row = 0; row < rows && blocks; row++) {
+        size_t begin = row * row_bytes / page * page;
+        madvise(kv->data + begin, row * row_bytes + blocks * kv->chunk_bytes - begin, MADV_POPULATE_WRITE);
+    }
+#else
+    (void)kv;
+#endif
+}
+
 static int map_kv(struct executor *ex) {
     for (int g = 0; g < ex->plan.kv_count; g++) {
         struct kv *kv = &ex->kv[g];
@@ -93,6 +110,7 @@ static int map_kv(struct executor *ex) {
         // The parts of one block lie far apart: a huge page under each would be 2 MB to zero on first touch.
         madvise(kv->data, chunks * kv->chunk_bytes, MADV_NOHUGEPAGE);
 #endif
+        populate_kv(kv);
     }
     return STATUS_OK;
 }
