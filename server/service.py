@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+from anyio.to_thread import current_default_thread_limiter
+
 from ..engine import Engine
 from ..engine.codec import Codec
 from .cache_trace import TraceBook
@@ -54,6 +56,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
         """Start the engine and the watch of the loop; end both."""
+        current_default_thread_limiter()  # the first use loads a backend of anyio, 10 ms of a first request
         await self.engine.start()
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self.telemetry.watch_event_loop())
