@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ...engine.load.sources import DEFAULT_MODEL
+from ...server.config import ConfigError
 from ..cli.models import find_model
 from .agents import agents_hit_rates, agents_throughput
 from .cache_cost import cost
@@ -59,7 +60,7 @@ def cache(
     began = time.perf_counter()
     wanted = only.split(",") if only else list(PARTS)
     if unknown := set(wanted) - set(PARTS):
-        raise ValueError(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        raise ConfigError(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     path = find_model(model, None, None)
     threads = threads or len(os.sched_getaffinity(0))
     report = Report("cache", {"model": path.name, "threads": threads, "runs": runs, "pairs": pairs})

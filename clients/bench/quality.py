@@ -19,6 +19,7 @@ from ...engine.models.registry import build_program
 from ...kernels.backend import Backend, Executor, StepLimits, open_backend
 from ...kernels.batch import F32, SlotTables, StepBatch, StepOutput
 from ...kernels.kv import KVDtype
+from ...server.config import ConfigError
 from ..cli.models import find_model
 from .report import Report, run_scenario
 from .texts import model_codec, reference_text
@@ -73,7 +74,7 @@ def quality(
     ids = model_codec(path).encode_prompt(source, add_special=False)[:tokens]
     windows = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
     if not windows:
-        raise ValueError(f"the text has {len(ids)} tokens, less than a window of {window}")
+        raise ConfigError(f"the text has {len(ids)} tokens, less than a window of {window}")
     settings = {
         "model": path.name,
         "text": str(text) if text else "pydoc_data.topics, joined",
