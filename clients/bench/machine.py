@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def cpu_seconds(pid: int) -> float:
         OSError: there is no such process.
     """
     return time.clock_gettime((~pid << 3) | 2)  # the clock id that clock_getcpuclockid(3) makes of a pid
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """The same of each of its threads, by thread id.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    spent = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            spent[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return spent
 
 
 def peak_rss_bytes(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from scripted_engine import toy_codec
 
 from artesian.clients.bench.load import LoadError
-from artesian.clients.bench.machine import cpu_seconds, peak_rss_bytes
+from artesian.clients.bench.machine import cpu_seconds, peak_rss_bytes, thread_seconds
 from artesian.clients.bench.quality import compare, log_softmax
 from artesian.clients.bench.servers import child
 from artesian.clients.bench.stream_server import TickingEngine, Ticks, bare_app, byte_codec, events_of
@@ -90,6 +91,25 @@ def test_processor_time_and_memory_of_a_process_are_its_own() -> None:
 
     assert spent == pytest.approx(expected, abs=0.005)
     assert peak_rss_bytes(os.getpid()) > 10 << 20
+
+
+def test_processor_time_is_told_by_thread() -> None:
+    def work() -> None:
+        while time.thread_time() < 0.1:
+            pass
+        held.wait()
+
+    held = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        while thread_seconds(os.getpid())[thread.native_id] < 0.09:
+            assert thread.is_alive()
+        assert threading.get_native_id() in thread_seconds(os.getpid())
+    finally:
+        held.set()
+        thread.join()
 
 
 def test_a_server_that_ends_early_is_told_with_its_last_words() -> None:
