@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ..cache import Miss
+from .grammar.spec import Grammar
 from .params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -43,6 +44,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     """Prefix-cache isolation: prompts share blocks only with prompts of the same salt."""
     cache: CachePolicy = CachePolicy()
+    grammar: Grammar | None = None
+    """What every choice must look like."""
     deadline_s: float | None = None
     """Seconds from submission after which the request is failed."""
 
