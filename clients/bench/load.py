@@ -31,12 +31,17 @@ class Streamed:
     sent: float
     arrivals: list[float]
     """When each event that carries text arrived."""
-    text: str
+    texts: list[str]
+    """Of those events."""
     finish_reason: str
     tokens: int
     """The server's count if it tells it, else `max_tokens` if it was reached, else one per event."""
     writes: int
     """HTTP chunks of the body: how often the server wrote."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
     @property
     def ttft_s(self) -> float:
@@ -152,7 +157,7 @@ def read_stream(
     if not arrivals:
         raise LoadError("the stream ended without any text")
     tokens = counted or (max_tokens if finish_reason == "length" else len(arrivals))
-    return Streamed(sent, arrivals, "".join(texts), finish_reason, tokens, writes)
+    return Streamed(sent, arrivals, texts, finish_reason, tokens, writes)
 
 
 class _Exchange(asyncio.Protocol):

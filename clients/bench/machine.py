@@ -74,6 +74,11 @@ def peak_rss_bytes(pid: int) -> int:
     return 1024 * int(_field(Path(f"/proc/{pid}/status"), "VmHWM").split()[0])
 
 
+def rss_bytes(pid: int) -> int:
+    """The memory that a process has resident now."""
+    return 1024 * int(_field(Path(f"/proc/{pid}/status"), "VmRSS").split()[0])
+
+
 def _field(path: Path, name: str) -> str:
     for line in path.read_text().splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""What streaming costs per token: our HTTP application against a bare handler that writes the same bytes."""
+"""What streaming costs: processor time per token beside a bare handler, and many streams held open."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from .load import LoadError, Target
 from .machine import cpu_seconds
+from .open_streams import many_streams
 from .report import Report, run_scenario
 from .servers import Child, child
 from .summary import alternating
@@ -31,6 +32,7 @@ def stream(
     clients: tuple[int, ...] = (1, 16),
     steps_ms: tuple[float, ...] = (0.0, 2.0),
     pairs: int = 5,
+    open_streams: int = 1000,
     json: Annotated[Path | None, Parameter(help="Where the JSON goes.")] = None,
 ) -> None:
     """Measure the processor time that streaming takes per token.
@@ -50,6 +52,8 @@ def stream(
         the processor's caches cold, as those of a real model do.
     pairs
         Alternating pairs for each measure.
+    open_streams
+        Held open together, each with five tokens a second; 0 = left out.
     """
     settings = {
         "tokens": tokens,
@@ -71,6 +75,8 @@ def stream(
                         for index in order:
                             samples[index].append(loop.run(_us_per_token(servers[index], count, length)))
                 _report(report, f"{count} clients, {step_ms:g} ms steps", *samples)
+    if open_streams:
+        many_streams(report, open_streams)
     report.finish(json)
 
 
@@ -81,7 +87,7 @@ def main(arguments: list[str]) -> None:
 @contextmanager
 def _servers(step_ms: float, tokens: int) -> Iterator[tuple[Child, Child]]:
     """Ours, and the bare handler with what ours answers to the load's request."""
-    command = [sys.executable, "-P", "-m", f"{__package__}.stream_server", "{port}", str(step_ms / 1000)]
+    command = [sys.executable, "-P", "-m", f"{__package__}.stream_server", "{port}", str(step_ms / 1000), "1"]
     with tempfile.TemporaryDirectory(prefix="artesian-bench-") as folder, child(command) as ours:
         ours.wait_until_ok("/health")
         request = Target("server", ours.url, "ticks").stream_body(PROMPT, tokens)

@@ -1,11 +1,12 @@
-"""The two servers that `stream` compares, as child processes: our whole HTTP application over an engine that
-computes nothing, and a bare ASGI handler that writes the same bytes. Both are driven by the same ticks.
+"""The servers of `stream`, as child processes: our whole HTTP application over an engine that computes
+nothing, and a bare ASGI handler that writes the same bytes. Both are driven by the same ticks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,20 @@ class Ticks:
 class _Run:
     request: GenerationRequest
     stream: DeltaStream
+    phase: int
     tokens: int = 0
 
 
 class TickingEngine:
-    """`Engine` without a model: every step adds one token to every request, until `max_tokens`."""
+    """`Engine` without a model: every step adds one token to its requests, until `max_tokens`. With more than
+    one phase the requests are spread over as many steps, which follow each other evenly."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, phases: int = 1) -> None:
         self.prompt_cache = names_only()
         self._step_s = step_s
         self._runs: dict[str, _Run] = {}
+        self._phases: list[dict[str, _Run]] = [{} for _ in range(phases)]
+        self._submitted = self._phase = 0
 
     @property
     def model(self) -> ModelInfo:
@@ -80,13 +85,16 @@ class TickingEngine:
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         if not self._runs:
-            asyncio.get_running_loop().call_later(self._step_s, self._step)
+            self._step_later()
         stream = DeltaStream(lambda: self.abort(request.id))
-        self._runs[request.id] = _Run(request, stream)
+        phase = self._submitted % len(self._phases)
+        self._submitted += 1
+        self._runs[request.id] = self._phases[phase][request.id] = _Run(request, stream, phase)
         return stream
 
     def abort(self, request_id: str) -> None:
-        self._runs.pop(request_id, None)
+        if (run := self._runs.pop(request_id, None)) is not None:
+            del self._phases[run.phase][request_id]
 
     def status(self) -> EngineStatus:
         return EngineStatus(running=len(self._runs))
@@ -96,19 +104,35 @@ class TickingEngine:
 
     async def close(self) -> None: ...
 
+    def text(self) -> str:
+        """Of the tokens of one step."""
+        return TEXT
+
+    def _step_later(self) -> None:
+        asyncio.get_running_loop().call_later(self._step_s / len(self._phases), self._step)
+
     def _step(self) -> None:
-        for run in list(self._runs.values()):
+        text = self.text()
+        self._phase = (self._phase + 1) % len(self._phases)
+        for run in list(self._phases[self._phase].values()):
             run.tokens += 1
             last = run.tokens == run.request.params.max_tokens
             usage = (
                 Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens) if last else None
             )
-            delta = Delta(text=TEXT, token_ids=(1,), finish_reason="length" if last else None, usage=usage)
+            delta = Delta(text=text, token_ids=(1,), finish_reason="length" if last else None, usage=usage)
             run.stream.put([delta], last=last)
             if last:
-                del self._runs[run.request.id]
+                self.abort(run.request.id)
         if self._runs:
-            asyncio.get_running_loop().call_later(self._step_s, self._step)
+            self._step_later()
+
+
+class StampingEngine(TickingEngine):
+    """Every token says when it was made: seconds of `time.perf_counter`, which processes share on Linux."""
+
+    def text(self) -> str:
+        return f" {time.perf_counter():.6f}"
 
 
 def bare_app(chunks: list[bytes], ticks: Ticks) -> Any:
@@ -147,10 +171,11 @@ def byte_codec() -> Codec:
     )
 
 
-def _main(port: int, step_s: float, body: Path | None) -> None:
+def _main(port: int, step_s: float, phases: int, body: Path | None) -> None:
     if body is None:
         config = ServerConfig(port=port, access_log=False)
-        serve(create_app(TickingEngine(step_s), byte_codec(), config), config)
+        engine = StampingEngine(step_s, phases) if phases > 1 else TickingEngine(step_s)
+        serve(create_app(engine, byte_codec(), config), config)
     else:
         app = bare_app(events_of(body.read_bytes()), Ticks(step_s))
         uvicorn.run(app, port=port, loop="uvloop", http="httptools", lifespan="off", log_config=None)
@@ -162,5 +187,5 @@ def events_of(body: bytes) -> list[bytes]:
 
 
 if __name__ == "__main__":
-    port, step_s, *body = sys.argv[1:]
-    _main(int(port), float(step_s), Path(body[0]) if body else None)
+    port, step_s, phases, *body = sys.argv[1:]
+    _main(int(port), float(step_s), int(phases), Path(body[0]) if body else None)
