@@ -10,13 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import fake_runtime
+from fake_engine import disk_engine
 from http_server import client_of, running_server, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
-from artesian.cache.tiers.nvme import NvmeTier
-from artesian.engine.config import EngineConfig
-from artesian.engine.local import LocalEngine
 from artesian.server.app import create_app
 from artesian.server.config import ServerConfig
 
@@ -27,11 +24,7 @@ ONE, TWO = SHARED + "1" * 8, SHARED + "2" * 8
 
 @asynccontextmanager
 async def serving(path: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    runtime = fake_runtime(blocks=200, max_len=300)
-    clock = runtime.store.clock
-    tier = NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, clock=clock, align=64)
-    runtime.tiers.append(tier)
-    engine = LocalEngine(runtime, EngineConfig(model=Path("fake"), step_budget_ms=4.0))
+    engine = disk_engine(path)
     config = ServerConfig(access_log=False, **settings)
     async with client_of(create_app(engine, engine.codec, config)) as client:
         yield client

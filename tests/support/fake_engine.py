@@ -11,6 +11,7 @@ from fakes import FakeExecutor, kv_group
 from tiny_tokenizers import byte_level, codec_of
 
 from artesian.cache import CacheConfig, KVStore
+from artesian.cache.tiers.nvme import NvmeTier
 from artesian.engine import Delta, GenerationRequest, ModelInfo, SamplingParams, Usage
 from artesian.engine.config import EngineConfig
 from artesian.engine.local import LocalEngine
@@ -50,6 +51,14 @@ def fake_runtime(
         limits=StepLimits(32, 16),
         eos_token_ids=frozenset({EOS}),
     )
+
+
+def disk_engine(path: Path, *, blocks: int = 200, max_len: int = 300) -> LocalEngine:
+    """An engine that is not started, over a fake runtime with a real disk tier."""
+    runtime = fake_runtime(blocks=blocks, max_len=max_len)
+    clock = runtime.store.clock
+    runtime.tiers.append(NvmeTier(path, budget_bytes=1 << 30, min_free_bytes=0, clock=clock, align=64))
+    return LocalEngine(runtime, EngineConfig(model=Path("fake"), step_budget_ms=4.0))
 
 
 @asynccontextmanager

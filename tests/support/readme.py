@@ -6,7 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
 SHOWN_URL = "http://127.0.0.1:8000"
 
 
@@ -16,6 +17,17 @@ def code_block(language: str, url: str) -> str:
     assert len(blocks) == 1 and SHOWN_URL in blocks[0], f"README.md should show one {language} block"
     block: str = blocks[0]
     return block.replace(SHOWN_URL, url)
+
+
+def code_blocks(readme: Path, language: str, url: str) -> dict[str, str]:
+    """Return a document's blocks of this language by their heading, with the server's real address."""
+    blocks: dict[str, str] = {}
+    for section in re.split(r"^## ", readme.read_text(), flags=re.MULTILINE)[1:]:
+        found = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        for block in found:
+            assert SHOWN_URL in block
+            blocks[section.partition("\n")[0]] = block.replace(SHOWN_URL, url)
+    return blocks
 
 
 def curl_session(url: str) -> tuple[list[str], str]:
