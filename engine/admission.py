@@ -13,6 +13,7 @@ from .codec import TextStream, Tokenizer
 from .codec.stops import StopSet
 from .errors import ContextTooLong, InvalidRequest
 from .params import SamplingParams
+from .pooling import Pooled
 from .request import Sequence
 from .tracking import Choice
 
@@ -42,6 +43,7 @@ def check_request(request: GenerationRequest, model: ModelInfo) -> None:
         value = getattr(params, name)
         if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
             raise InvalidRequest(f"{name}={value} must be between 0 and {MAX_TOP_LOGPROBS}", name)
+    _check_pooling(request, model)
     _check_ids(list(params.logit_bias), "logit_bias", model)
     _check_ids(params.stop_token_ids, "stop_token_ids", model)
     if params.allowed_token_ids is not None:
@@ -50,6 +52,16 @@ def check_request(request: GenerationRequest, model: ModelInfo) -> None:
             raise InvalidRequest(
                 "allowed_token_ids is empty: nothing could be generated", "allowed_token_ids"
             )
+
+
+def _check_pooling(request: GenerationRequest, model: ModelInfo) -> None:
+    if request.pooling is None:
+        return
+    if not model.hidden_size:
+        raise InvalidRequest("This model gives no embeddings", "pooling")
+    params = request.params
+    if params.max_tokens != 0 or params.n != 1 or params.prompt_logprobs is not None:
+        raise InvalidRequest("pooling needs max_tokens=0, n=1 and no prompt_logprobs", "pooling")
 
 
 def make_choices(
@@ -88,6 +100,8 @@ def make_choices(
             stop_ids=stop_ids,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+            pooled=Pooled(request.pooling, model.hidden_size) if request.pooling else None,
+            scoring=0 if request.pooling else 1,
             cache=request.cache,
             parent=choices[0].sequence if choices else None,
         )

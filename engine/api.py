@@ -13,6 +13,7 @@ import msgspec
 from ..cache import Miss
 from .grammar.spec import Grammar
 from .params import SamplingParams
+from .pooling import Pooling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal["failed", "deadline", "draining"]
@@ -46,6 +47,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: CachePolicy = CachePolicy()
     grammar: Grammar | None = None
     """What every choice must look like."""
+    pooling: Pooling | None = None
+    """Nothing is generated (max_tokens must be 0): the prompt's hidden rows, their mean or the last, come as
+    `Delta.embedding`."""
     deadline_s: float | None = None
     """Seconds from submission after which the request is failed."""
 
@@ -113,6 +117,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
     """On the first delta of choice 0, when asked for: one entry per prompt token, the first None."""
+    embedding: bytes | None = None
+    """On the last delta, when pooling: float32 [hidden_size], little endian, not normalised."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the choice; None for the model's own end."""
@@ -135,6 +141,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     backend: str
     eos_token_ids: tuple[int, ...]
+    hidden_size: int = 0
+    """Width of an embedding; 0 = there are none."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from enum import IntEnum
 from ..cache import Lease, Load, Prompt
 from ..kernels.batch import SlotSampling
 from .api import CacheMiss, CachePolicy
+from .pooling import Pooled
 
 
 class Status(IntEnum):
@@ -59,7 +60,10 @@ class Sequence:
     in_flight: int = 0
     """Steps launched and not settled that name this sequence."""
     scoring: int = 1
-    """Prompt tokens whose logprob has been asked of a step (the first has none)."""
+    """Prompt tokens whose logprob has been asked of a step (the first has none); the rows, when they are
+    pooled."""
+    pooled: Pooled | None = None
+    """Takes the prompt's hidden rows."""
     load: Load | None = None
     """Blocks on their way up from below the device: the sequence waits for them."""
     cached: int = 0
@@ -93,6 +97,15 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.computed < self.prompt_len or self.waits_for_rows > 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether rows of the prompt besides the last are wanted still: they cannot come from the cache."""
+        return self.scores_prompt and self.scoring < self.prompt_len
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.prompt_logprobs is not None or (self.pooled is not None and self.pooled.kind == "mean")
 
     @property
     def can_sample(self) -> bool:

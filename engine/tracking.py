@@ -65,6 +65,8 @@ class Tracked:
         seq = choice.sequence
         if not settled.finite:
             return self.end(choice, "error", error="the model's output is not finite", error_code="failed")
+        if seq.pooled is not None and settled.rows:
+            seq.pooled.add(output.hidden[settled.first_row : settled.first_row + settled.rows])
         prompt_logprobs = self._prompt_logprobs(choice, settled, output, tokenizer)
         if not settled.sampled:
             if seq.max_len > seq.prompt_len or seq.settled < seq.prompt_len:
@@ -111,6 +113,7 @@ class Tracked:
     ) -> Delta:
         """The last delta of a choice, with the text that was held back; of the request with its usage."""
         choice.finished = True
+        pooled = choice.sequence.pooled
         if not isinstance(stop_reason, str):
             rest = choice.text.finish()
             text += rest.text
@@ -122,6 +125,7 @@ class Tracked:
             token_ids=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            embedding=pooled.vector() if pooled is not None and reason == "length" else None,
             finish_reason=reason,
             stop_reason=stop_reason,
             usage=self.usage() if self.is_done else None,

@@ -143,6 +143,8 @@ class StepBatch:
     """[C, 3] of (group, source block, target block): whole-block copies made before the forward."""
     top_logprobs: int = 0
     """K, the number of most likely tokens reported for every logits row."""
+    hidden: int = 0
+    """H, the width of the program's hidden rows if they are wanted for every logits row; 0 = they are not."""
 
     def await_mask(self) -> None:
         """Block until the mask is filled."""
@@ -180,9 +182,11 @@ class StepOutput:
     """[R, K], most likely first, ties by lower id."""
     top_logprobs: F32
     """[R, K]."""
+    hidden: F32
+    """[R, H]: the rows that the logits were made of."""
 
     @classmethod
-    def empty(cls, rows: int, top: int) -> StepOutput:
+    def empty(cls, rows: int, top: int, hidden: int = 0) -> StepOutput:
         return cls(
             np.zeros(rows, np.int32),
             np.zeros(rows, np.float32),
@@ -190,4 +194,5 @@ class StepOutput:
             np.zeros(rows, np.uint8),
             np.zeros((rows, top), np.int32),
             np.zeros((rows, top), np.float32),
+            np.zeros((rows, hidden), np.float32),
         )

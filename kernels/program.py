@@ -89,11 +89,18 @@ class Program:
     kv_groups: tuple[KVSpec, ...]
     logits: int
     """The buffer [R, vocab] that is sampled."""
+    hidden: int = -1
+    """The buffer [R, hidden] that the logits are made of: what embeddings are pooled from. -1 = none."""
     tail_rows: int = 0
 
     @property
     def vocab_size(self) -> int:
         return self.buffers[self.logits].width
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of `hidden`, 0 without one."""
+        return self.buffers[self.hidden].width if self.hidden >= 0 else 0
 
     def op_codes(self) -> frozenset[str]:
         return frozenset(op.code for op in self.ops)
@@ -312,10 +319,11 @@ class Recorder:
     def all_reduce(self, x: Buffer) -> Buffer:
         return self._unary("all_reduce", x, ())
 
-    def finish(self, logits: Buffer) -> Program:
-        """Close the recording; `logits` must be a [R, vocab] buffer."""
-        if logits.rows is not Rows.LOGITS:
-            raise ShapeError(f"the logits buffer has rows {logits.rows}, expected {Rows.LOGITS}")
+    def finish(self, logits: Buffer, hidden: Buffer | None = None) -> Program:
+        """Close the recording; `logits` must be a [R, vocab] buffer, `hidden` has as many rows."""
+        for name, buffer in (("logits", logits), ("hidden", hidden)):
+            if buffer is not None and buffer.rows is not Rows.LOGITS:
+                raise ShapeError(f"the {name} buffer has rows {buffer.rows}, expected {Rows.LOGITS}")
         self._check_single_assignment()
         return Program(
             self.name,
@@ -325,6 +333,7 @@ class Recorder:
             dict(self.constants),
             self.kv_groups,
             logits.id,
+            -1 if hidden is None else hidden.id,
             self.tail_rows,
         )
 

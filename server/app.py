@@ -18,6 +18,7 @@ from .api.caches import ACTS, CachesApi
 from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
+from .api.openai_embeddings import EmbeddingApi
 from .config import ServerConfig
 from .errors import as_api_error, error_body
 from .metrics import Telemetry
@@ -37,6 +38,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
         Route("/v1/caches", caches.create, methods=["POST"]),
         Route("/v1/caches", caches.list_all, methods=["GET"]),
         Route("/v1/caches", caches.delete_by_key, methods=["DELETE"]),

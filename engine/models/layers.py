@@ -116,11 +116,12 @@ def decoder(config: ModelConfig, block: Block, kv_dtype: KVDtype, block_tokens: 
     for index in range(config.layers):
         x = block(Layer(recorder, config, index), x)
     x = recorder.select(x, Rows.LOGITS)
-    x = recorder.rms_norm(x, recorder.weight("output_norm.weight", config.hidden), eps=config.norm_eps)
+    norm = recorder.weight("output_norm.weight", config.hidden)
+    hidden = recorder.rms_norm(x, norm, eps=config.norm_eps)
     head = table if config.tied else recorder.weight("output.weight", config.vocab, config.hidden)
-    logits = recorder.linear(x, head)
+    logits = recorder.linear(hidden, head)
     if config.logits_scale != 1.0:
         logits = recorder.scale(logits, config.logits_scale)
     if config.logits_softcap:
         logits = recorder.softcap(logits, config.logits_softcap)
-    return recorder.finish(logits)
+    return recorder.finish(logits, hidden)

@@ -63,7 +63,7 @@ class _Ledger:
         self._last_end = 0.0
 
     def open(self, plan: StepPlan) -> StepOutput:
-        output = StepOutput.empty(plan.batch.logits_rows, plan.batch.top_logprobs)
+        output = StepOutput.empty(plan.batch.logits_rows, plan.batch.top_logprobs, plan.batch.hidden)
         self._in_flight.append((plan, output))
         return output
 

@@ -96,6 +96,7 @@ def assemble(config: EngineConfig) -> Runtime:
         root=model.root.name,
         backend=backend,
         eos_token_ids=eos,
+        hidden_size=program.hidden_size,
     )
     store = KVStore(program.kv_groups, kv_blocks, model.digest, config.cache, executor.kv_layout)
     tiers = open_tiers(config.cache, ITEM_BYTES[dtype]) if config.cache.enable_prefix_caching else []

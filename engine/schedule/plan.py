@@ -82,6 +82,7 @@ def _batch(segments: Seq[Segment], copies: Seq[BlockCopy]) -> StepBatch:
         sample=np.array([s.sample for s in segments], np.uint8),
         copies=np.array(copies, np.int32).reshape(-1, 3),
         top_logprobs=max((_top(s) for s in segments), default=0),
+        hidden=max((s.sequence.pooled.width for s in segments if s.logits and s.sequence.pooled), default=0),
     )
 
 

@@ -103,7 +103,7 @@ class Scheduler:
     def _prefill(self, seq: Sequence, step: StepBuilder) -> bool:
         """Give a prompt its next chunk; False if the step has no room for prompts any more."""
         most = min(seq.waits_for_rows, step.max_rows - step.rows)
-        if seq.prompt_logprobs is not None and seq.scoring < seq.prompt_len:
+        if seq.is_scoring:
             most = min(most, step.max_logits_rows - step.logits_rows)
         if most <= 0 or step.logits_rows >= step.max_logits_rows:
             return False
@@ -121,7 +121,10 @@ class Scheduler:
         start, end = seq.computed, seq.computed + rows
         sample = end == seq.length and seq.can_sample
         logits = int(sample)
-        if seq.prompt_logprobs is not None and seq.scoring < seq.prompt_len:
+        if seq.pooled is not None:
+            wanted = end - max(start, seq.scoring) if seq.is_scoring else int(end == seq.prompt_len)
+            logits, seq.scoring = max(wanted, 0), max(end, seq.scoring)
+        elif seq.is_scoring:
             first = max(start, seq.scoring - 1)  # row p scores token p + 1
             logits = max(logits, end - first)
             seq.scoring = min(end + 1, seq.prompt_len)
@@ -174,7 +177,7 @@ class Scheduler:
             scanned += 1
             if scanned > ADMISSION_SCAN:
                 return
-            looks = seq.cache.read and seq.prompt_logprobs is None
+            looks = seq.cache.read and not seq.scores_prompt
             match = self.store.lookup(seq.prompt, seq.tokens) if looks else None
             if self._waits_for_other(seq, match):
                 continue
@@ -288,7 +291,7 @@ class Scheduler:
         self._end_load(seq)
         if is_next and self.mover is not None:
             self.mover.loader.yield_holds()
-        if self.mover is not None and seq.parent is None and seq.cache.read and seq.prompt_logprobs is None:
+        if self.mover is not None and seq.parent is None and seq.cache.read and not seq.scores_prompt:
             seq.load = self.mover.begin(seq.prompt)
 
     def _end_load(self, seq: Sequence) -> None:

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#define ABI_VERSION 2  // raised when a function is added or changes; native.py has the same
+#define ABI_VERSION 3  // raised when a function is added or changes; native.py has the same
 
 enum op_code {
     OP_EMBED,
@@ -99,10 +99,12 @@ struct plan {
     int32_t *tokens;  // [slots, max_len]
     const struct sampling *sampling;
     int64_t arena_bytes, logits;
+    int64_t hidden;  // the buffer that the logits are made of, -1: none
     int32_t op_count, phase_count, matrix_count, vector_count, kv_count;
-    int32_t slots, max_len, vocab;
+    int32_t slots, max_len, vocab, hidden_size;
     int32_t max_rows, max_logits, max_top, threads;
     int32_t isa;  // enum isa of library.h
+    int32_t pad;
 };
 
 struct step {
@@ -117,6 +119,7 @@ struct step {
     uint8_t *finite;
     int32_t *top_tokens;
     float *top_logprobs;
+    float *hidden;          // [logits rows, hidden_size], or NULL: not wanted
     int32_t segments, copy_count, top, pad;
 };
 

@@ -97,7 +97,7 @@ class CpuBackend:
                 vectors[step.vector] = dequantize(weights[step.vector])
         native_plan = _NativePlan(program, plan, formats, vectors, tables, kv_blocks, limits)
         handle = native_plan.create(threads, ISAS[self._isa])
-        executor = CpuExecutor(handle, program.vocab_size, tables)
+        executor = CpuExecutor(handle, program, tables)
         converted = Counter(weights[name].format for name in matrices if weights[name].format not in PACKED)
         for format, count in converted.items():
             logger.warning("converted tensors=%d from=%s to=%s", count, format, CONVERTED)
@@ -114,9 +114,9 @@ class CpuBackend:
 class CpuExecutor:
     """A loaded program. Owns its memory and threads until `close`."""
 
-    def __init__(self, handle: c_void_p, vocab: int, tables: SlotTables) -> None:
+    def __init__(self, handle: c_void_p, program: Program, tables: SlotTables) -> None:
         self._handle: c_void_p | None = handle
-        self._vocab = vocab
+        self._vocab, self._hidden_size = program.vocab_size, program.hidden_size
         self._tables = tables  # the native side holds their addresses
         self._library = native.library()
         self._logits_rows = 0
@@ -155,6 +155,10 @@ class CpuExecutor:
     ) -> tuple[native.Step, list[NDArray[np.generic]]]:
         """A step's addresses, and the arrays that must live as long as they are used."""
         rows, top = batch.logits_rows, batch.top_logprobs
+        if batch.hidden not in (0, self._hidden_size):
+            raise BackendError(
+                f"backend cpu: hidden rows have {self._hidden_size} values, not {batch.hidden}"
+            )
         arrays: list[NDArray[np.generic]] = []
 
         def read(array: NDArray[np.generic], dtype: type[np.generic]) -> int:
@@ -176,6 +180,7 @@ class CpuExecutor:
             finite=_written(output.finite, np.uint8, rows),
             top_tokens=_written(output.top_tokens, np.int32, rows * top),
             top_logprobs=_written(output.top_logprobs, np.float32, rows * top),
+            hidden=_written(output.hidden, np.float32, rows * batch.hidden) if batch.hidden else None,
             segments=len(batch.slots),
             copy_count=len(batch.copies),
             top=top,
@@ -270,6 +275,7 @@ class _NativePlan:
             sampling=tables.sampling.ctypes.data,
             arena_bytes=plan.arena_bytes,
             logits=plan.offsets[program.logits],
+            hidden=plan.offsets.get(program.hidden, -1),
             op_count=len(steps),
             phase_count=len(plan.phases),
             matrix_count=len(formats),
@@ -278,6 +284,7 @@ class _NativePlan:
             slots=tables.slots,
             max_len=tables.max_len,
             vocab=program.vocab_size,
+            hidden_size=program.hidden_size,
             max_rows=limits.rows,
             max_logits=limits.logits_rows,
             max_top=limits.top_logprobs,

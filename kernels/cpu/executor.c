@@ -100,10 +100,20 @@ static void run_sampling(const struct walk *walk) {
         for (int row = begin; row < begin + count; row++) sample_row(ex, row, scratch);
 }
 
+// Hidden rows of the logits rows, as they lie in the arena until the next step.
+static void copy_hidden(const struct walk *walk) {
+    const struct executor *ex = walk->ex;
+    if (!ex->step.hidden || walk->thread != 0) return;
+    size_t width = (size_t)ex->plan.hidden_size;
+    for (int row = 0; row < ex->logits_rows; row++)
+        memcpy(ex->step.hidden + (size_t)row * width, row_of(ex, ex->plan.hidden, ex->plan.hidden_size, row), width * sizeof(float));
+}
+
 static void step_work(void *arg, int thread) {
     struct walk walk = {arg, thread};
     run_copies(&walk);
     run_phases(&walk);
+    copy_hidden(&walk);
     run_sampling(&walk);
 }
 

@@ -119,12 +119,16 @@ class Plan(ctypes.Structure):
         ("sampling", c_void_p),
         ("arena_bytes", c_int64),
         ("logits", c_int64),
+        ("hidden", c_int64),
         *(
             (name, c_int32)
             for name in ("op_count", "phase_count", "matrix_count", "vector_count", "kv_count")
         ),
-        *((name, c_int32) for name in ("slots", "max_len", "vocab", "max_rows", "max_logits", "max_top")),
-        *((name, c_int32) for name in ("threads", "isa")),
+        *(
+            (name, c_int32)
+            for name in ("slots", "max_len", "vocab", "hidden_size", "max_rows", "max_logits", "max_top")
+        ),
+        *((name, c_int32) for name in ("threads", "isa", "pad")),
     ]
 
 
@@ -133,7 +137,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("slots", "starts", "counts", "logits", "sample")),
         *((name, c_void_p) for name in ("mask", "mask_ready", "copies")),
         *((name, c_void_p) for name in ("tokens", "logprobs", "ranks", "finite")),
-        *((name, c_void_p) for name in ("top_tokens", "top_logprobs")),
+        *((name, c_void_p) for name in ("top_tokens", "top_logprobs", "hidden")),
         *((name, c_int32) for name in ("segments", "copy_count", "top", "pad")),
     ]
 
@@ -149,7 +153,7 @@ class Memory(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("weights", "kv", "buffers")]
 
 
-ABI_VERSION = 2  # as in abi.h
+ABI_VERSION = 3  # as in abi.h
 
 
 def library_path() -> Path | None:

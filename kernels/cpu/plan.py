@@ -7,7 +7,7 @@ and v, or gate and up, become one. Inputs of quantised linears are quantised onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ..backend import BackendError, StepLimits
@@ -76,7 +76,7 @@ def compile_program(program: Program, formats: Mapping[str, Packed], limits: Ste
     """
     steps, sizes = _lower(program, formats, limits)
     phases = _schedule(steps)
-    offsets, arena = _place(phases, sizes, keep=program.logits)
+    offsets, arena = _place(phases, sizes, keep={program.logits, program.hidden})
     return Plan(phases, offsets, arena)
 
 
@@ -203,11 +203,11 @@ def _is_ready(step: Step, left: Sequence[Step], available: set[int]) -> bool:
 
 
 def _place(
-    phases: Sequence[Sequence[Step]], sizes: Mapping[int, int], keep: int
+    phases: Sequence[Sequence[Step]], sizes: Mapping[int, int], keep: Set[int]
 ) -> tuple[dict[int, int], int]:
     """Give every buffer an offset; buffers whose lives (in phases, ends included) do not meet may share."""
     born: dict[int, int] = {}
-    dies: dict[int, int] = {keep: len(phases)}
+    dies: dict[int, int] = dict.fromkeys(keep, len(phases))
     for at, phase in enumerate(phases):
         for step in phase:
             if step.output >= 0:

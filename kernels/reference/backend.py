@@ -89,8 +89,13 @@ class ReferenceExecutor:
             )
         for group, source, target in batch.copies.tolist():
             self._pools[group].copy_block(source, target)
+        if batch.hidden not in (0, self._program.hidden_size):
+            raise ValueError(f"hidden rows have {self._program.hidden_size} values, not {batch.hidden}")
         with torch.inference_mode():
-            self.logits = self._forward(batch).numpy()
+            logits, hidden = self._forward(batch)
+            self.logits = logits.numpy()
+            if hidden is not None:
+                output.hidden[:] = hidden.numpy()
         batch.await_mask()
         sample_step(self.logits, batch, self._tables, output)
 
@@ -127,8 +132,9 @@ class ReferenceExecutor:
         self._weights.clear()
         self._pools = ()
 
-    def _forward(self, batch: StepBatch) -> torch.Tensor:
-        run = self._start(batch)
+    def _forward(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits, and the hidden rows if they are wanted."""
+        run, hidden = self._start(batch), None
         for at, op in enumerate(self._program.ops):
             result = OPS[op.code](run, op)
             for index in set(op.inputs):
@@ -136,7 +142,9 @@ class ReferenceExecutor:
                     del run.buffers[index]
             if result is not None:
                 run.buffers[op.outputs[0]] = result
-        return run.buffers[self._program.logits]
+                if batch.hidden and op.outputs[0] == self._program.hidden:
+                    hidden = result
+        return run.buffers[self._program.logits], hidden
 
     def _start(self, batch: StepBatch) -> Run:
         counts = batch.counts.astype(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from secrets import token_hex
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -30,10 +30,13 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
+PromptForms: TypeAlias = str | list[str | int | list[int]]
+
+
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of a request."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: PromptForms
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     """0 needs `echo` or `prompt_logprobs`: then only the prompt is computed."""
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -57,22 +60,7 @@ def to_prompts(fields: CompletionRequest, codec: Codec, model: ModelInfo, limit:
         ContextTooLong: the first prompt that is; the ones behind it are not read.
     """
     max_model_len = model.max_model_len
-    given = fields.prompt
-    rows: list[str | list[int]]
-    if isinstance(given, str):
-        rows = [given]
-    elif all(isinstance(item, str) for item in given):
-        rows = [item for item in given if isinstance(item, str)]
-    elif all(isinstance(item, int) for item in given):
-        rows = [[item for item in given if isinstance(item, int)]]
-    elif all(isinstance(item, list) for item in given):
-        rows = [item for item in given if isinstance(item, list)]
-    else:
-        raise _invalid("prompt", "prompt mixes texts, tokens and lists of tokens; give one form")
-    if not rows:
-        raise _invalid("prompt", "prompt is an empty list")
-    if len(rows) > limit:
-        raise _invalid("prompt", f"prompt has {len(rows)} prompts; this server's limit is {limit}")
+    rows = prompt_rows(fields.prompt, "prompt", limit)
     prompts: list[Prompt] = []
     for i, row in enumerate(rows):
         name = "prompt" if len(rows) == 1 else f"prompt[{i}]"
@@ -90,6 +78,30 @@ def to_prompts(fields: CompletionRequest, codec: Codec, model: ModelInfo, limit:
             raise ContextTooLong(len(prompt.token_ids), max_model_len, param="prompt")
         prompts.append(prompt)
     return prompts
+
+
+def prompt_rows(given: PromptForms, name: str, limit: int) -> list[str | list[int]]:
+    """Return the prompts that a field holds, each a text or tokens.
+
+    Raises:
+        BadRequest: mixed forms, none or too many.
+    """
+    rows: list[str | list[int]]
+    if isinstance(given, str):
+        rows = [given]
+    elif all(isinstance(item, str) for item in given):
+        rows = [item for item in given if isinstance(item, str)]
+    elif all(isinstance(item, int) for item in given):
+        rows = [[item for item in given if isinstance(item, int)]]
+    elif all(isinstance(item, list) for item in given):
+        rows = [item for item in given if isinstance(item, list)]
+    else:
+        raise _invalid(name, f"{name} mixes texts, tokens and lists of tokens; give one form")
+    if not rows:
+        raise _invalid(name, f"{name} is an empty list")
+    if len(rows) > limit:
+        raise _invalid(name, f"{name} has {len(rows)} prompts; this server's limit is {limit}")
+    return rows
 
 
 def _invalid(param: str, message: str) -> BadRequest:

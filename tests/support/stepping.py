@@ -99,10 +99,12 @@ class Session:
         top_logprobs: int = 0,
         mask: NDArray[np.uint32] | None = None,
         copies: I32 | None = None,
+        hidden: int = 0,
     ) -> StepOutput:
         """Run one step and return what it reported."""
         batch = self.batch(segments, top_logprobs=top_logprobs, mask=mask, copies=copies)
-        output = StepOutput.empty(batch.logits_rows, top_logprobs)
+        batch.hidden = hidden
+        output = StepOutput.empty(batch.logits_rows, top_logprobs, hidden)
         self.executor.step(batch, output)
         return output
 
