@@ -13,6 +13,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard kernels/cpu/*.c kernels/cpu/*.h)
 NODE    := tests/support/node
+SDK     := clients/typescript
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install model serve dev test test-long lint clean
@@ -30,7 +31,7 @@ model: install
 serve: setup  ## Set up if need be, then serve the default model on port 8000
 	$(BIN)/artesian serve $(ARGS)
 
-dev: $(VENV)/.dev $(NODE)/node_modules  ## Add what tests and linters need to .venv
+dev: $(VENV)/.dev $(NODE)/node_modules $(SDK)/node_modules  ## Add what tests and linters need to .venv
 
 test: dev  ## Run all tests
 	$(BIN)/pytest $(ARGS)
@@ -45,7 +46,7 @@ lint: dev  ## Check style, types and import contracts
 	$(BIN)/lint-imports
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build *.egg-info $(NODE)/node_modules .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info $(NODE)/node_modules $(SDK)/node_modules $(SDK)/dist .pytest_cache .mypy_cache .ruff_cache
 	rm -f kernels/cpu/*.so
 
 $(BIN)/python:
@@ -63,8 +64,8 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# OpenAI's JavaScript SDK, for the test that speaks to us through it.
-$(NODE)/node_modules: $(NODE)/package.json
+# OpenAI's JavaScript SDK, for the test that speaks to us through it; the compiler of our own.
+%/node_modules: %/package.json
 	@if command -v npm > /dev/null; \
-	then npm install --prefix $(NODE) --no-package-lock --no-audit --no-fund && touch $@; \
-	else echo "no npm here: the test of the JavaScript SDK will be skipped"; fi
+	then npm install --prefix $* --ignore-scripts --no-package-lock --no-audit --no-fund && touch $@; \
+	else echo "no npm here: the tests of the JavaScript SDKs will be skipped"; fi

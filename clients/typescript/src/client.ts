@@ -1,0 +1,69 @@
+// The client: chat, completions, models and the prompt cache of one server.
+
+import { Caches } from "./caches.js";
+import { ChatStream } from "./chat-stream.js";
+import { runTools, type ToolChatParams, type ToolLoopOptions, type ToolRun } from "./tool-loop.js";
+import { type CallOptions, type ClientOptions, Transport } from "./transport.js";
+import type { ChatAnswer, ChatParams, CompletionAnswer, CompletionParams, ModelList } from "./types.js";
+
+const CHAT_PATH = "/v1/chat/completions";
+
+/** `client.chat`. */
+export class Chat {
+  readonly #transport: Transport;
+
+  constructor(transport: Transport) {
+    this.#transport = transport;
+  }
+
+  /** Return a whole answer. */
+  create(params: ChatParams, options?: CallOptions): Promise<ChatAnswer> {
+    return this.#transport.send("POST", CHAT_PATH, params, options);
+  }
+
+  /** Return a stream of typed events; the request is sent when it is first read. */
+  stream(params: ChatParams, options?: CallOptions): ChatStream {
+    const body = { ...params, stream: true, stream_options: { include_usage: true } };
+    return new ChatStream(() => this.#transport.open("POST", CHAT_PATH, body, options));
+  }
+
+  /** Compute and keep the prompt, answer nothing: a later request that begins alike starts at once. */
+  prewarm(params: ChatParams, options?: CallOptions): Promise<ChatAnswer> {
+    const prompt_cache_options = { ...params.prompt_cache_options, prewarm: true };
+    return this.#transport.send("POST", CHAT_PATH, { ...params, prompt_cache_options }, options);
+  }
+
+  /**
+   * Let the model call functions until it answers.
+   *
+   * Calls of one round run at once. What a function throws goes to the model as text. A `tool_choice` that
+   * demands a call holds for the first round. An answer that was cut ("length") ends the loop. Aborting the
+   * signal ends the request, or the functions that run, and throws its reason.
+   */
+  runTools(params: ToolChatParams, options: ToolLoopOptions = {}): Promise<ToolRun> {
+    return runTools((request, callOptions) => this.stream(request, callOptions), params, options);
+  }
+}
+
+/** A client of one server. It holds no connection of its own: there is nothing to close. */
+export class Client {
+  readonly chat: Chat;
+  readonly caches: Caches;
+  readonly #transport: Transport;
+
+  constructor(options: ClientOptions = {}) {
+    this.#transport = new Transport(options);
+    this.chat = new Chat(this.#transport);
+    this.caches = new Caches(this.#transport);
+  }
+
+  /** Return a text that continues the prompt (`/v1/completions`). */
+  complete(params: CompletionParams, options?: CallOptions): Promise<CompletionAnswer> {
+    return this.#transport.send("POST", "/v1/completions", params, options);
+  }
+
+  /** Return what is served. */
+  models(options?: CallOptions): Promise<ModelList> {
+    return this.#transport.send("GET", "/v1/models", undefined, options);
+  }
+}
