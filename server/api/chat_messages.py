@@ -161,17 +161,6 @@ def encode_chat(
         raise ContextTooLong(len(messages), limit, is_least=True)
     continues = bool(fields.continue_final_message)
     generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
-    conversation = to_conversation(messages)
-    changes: tuple[Change, ...] = ()
-    if service.config.normalise_prompts if normalises is None else normalises:
-        conversation, changes = normalise(conversation)
-    tokens = service.codec.encode_chat(
-        conversation,
-        add_generation_prompt=generates,
-        continue_final_message=continues,
-        kwargs=fields.chat_template_kwargs,
-        limit=limit,
-    )
     marked = [
         (index, number + 1)
         for index, message in enumerate(messages)
@@ -179,6 +168,40 @@ def encode_chat(
         for number, part in enumerate(message.content)
         if part.prompt_cache_breakpoint is not None
     ]
-    return ChatPrompt(
-        tokens, conversation, fields.chat_template_kwargs or {}, changes, max(marked, default=None)
+    return encode_conversation(
+        service,
+        to_conversation(messages),
+        generates=generates,
+        continues=continues,
+        kwargs=fields.chat_template_kwargs,
+        normalises=normalises,
+        last_breakpoint=max(marked, default=None),
     )
+
+
+def encode_conversation(
+    service: Service,
+    conversation: Conversation,
+    *,
+    generates: bool = True,
+    continues: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    normalises: bool | None = None,
+    last_breakpoint: tuple[int, int] | None = None,
+) -> ChatPrompt:
+    """Return the prompt of a conversation, whichever protocol it came by.
+
+    Raises:
+        InvalidRequest, ContextTooLong: see `encode_chat`.
+    """
+    changes: tuple[Change, ...] = ()
+    if service.config.normalise_prompts if normalises is None else normalises:
+        conversation, changes = normalise(conversation)
+    tokens = service.codec.encode_chat(
+        conversation,
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        kwargs=kwargs,
+        limit=service.engine.model.max_model_len,
+    )
+    return ChatPrompt(tokens, conversation, kwargs or {}, changes, last_breakpoint)

@@ -16,7 +16,7 @@ from ...engine import GenerationRequest
 from ..middleware import request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
-from ..stream.sse import EventEncoder, SseResponse
+from ..stream.sse import EventEncoder, SseResponse, data_events
 
 T = TypeVar("T")
 
@@ -59,9 +59,8 @@ def stream_response(
 ) -> Response:
     """Return the response that writes events as they come."""
     return SseResponse(
-        steps,
-        encoder,
-        request_id=request_info(request.scope).id,
+        data_events(steps, encoder, request_info(request.scope).id),
+        steps.aclose,
         keep_alive_interval_s=service.config.keep_alive_interval_s,
         headers=headers,
     )

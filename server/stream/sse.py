@@ -6,7 +6,7 @@ Knows how events are framed and kept alive, and when a stream ends; not what is 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -39,34 +39,42 @@ class EventEncoder(Protocol):
         ...
 
 
-class _KeepAlive(ServerSentEvent):
-    """One comment line and no blank line after it: a blank line would make some readers dispatch an event."""
+KEEP_ALIVE = b": keep-alive\n"
+"""One comment line and no blank line after it: a blank line would make some readers dispatch an event."""
+
+
+class _Ping(ServerSentEvent):
+    """What is sent while there is nothing to send."""
+
+    def __init__(self, frame: bytes) -> None:
+        super().__init__()
+        self._frame = frame
 
     def encode(self) -> bytes:
-        return b": keep-alive\n"
+        return self._frame
 
 
 class SseResponse(EventSourceResponse):
-    """Writes all events of one engine step as one send; ends the engine's requests when the client leaves.
+    """Writes each batch of framed events as one send; calls `close` whatever way it ends.
 
     The send deadline is the connection's (`connection.GuardedConnection`): it costs nothing per token.
     """
 
     def __init__(
         self,
-        steps: ResponseSteps,
-        encoder: EventEncoder,
+        frames: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
         *,
-        request_id: str,
         keep_alive_interval_s: float,
         headers: Mapping[str, str],
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
-        self._steps = steps
+        self._close = close
         super().__init__(
-            _events(steps, encoder, request_id),
+            frames,
             headers={**HEADERS, **headers},
             ping=keep_alive_interval_s,
-            ping_message_factory=_KeepAlive,
+            ping_message_factory=lambda: _Ping(keep_alive),
         )
         # Whether the connection stays open is the HTTP layer's to say.
         del self.headers["connection"]
@@ -83,7 +91,7 @@ class SseResponse(EventSourceResponse):
             await super().__call__(scope, receive, send_noting_end)
         finally:
             # Also when the events were never begun: an async generator that was not started has no `finally`.
-            await self._steps.aclose()
+            await self._close()
         if not finished:
             raise ClientDisconnect
 
@@ -92,7 +100,8 @@ class SseResponse(EventSourceResponse):
         await send(message)
 
 
-async def _events(steps: ResponseSteps, encoder: EventEncoder, request_id: str) -> AsyncIterator[bytes]:
+async def data_events(steps: ResponseSteps, encoder: EventEncoder, request_id: str) -> AsyncIterator[bytes]:
+    """Frame a stream whose events have no names and that `[DONE]` ends."""
     try:
         async for step in steps:
             events = encoder.step(step)
