@@ -12,6 +12,7 @@ from .api import GenerationRequest, ModelInfo
 from .codec import TextStream, Tokenizer
 from .codec.stops import StopSet
 from .errors import ContextTooLong, InvalidRequest
+from .grammar.compiler import CompiledGrammar
 from .params import SamplingParams
 from .pooling import Pooled
 from .request import Sequence
@@ -72,6 +73,7 @@ def make_choices(
     *,
     order: float,
     seed: int | None,
+    grammar: CompiledGrammar | None = None,
 ) -> list[Choice]:
     """The sequences of a checked request. Choice i draws with seed + i; all but the first share the
     prompt that the first computes."""
@@ -103,6 +105,7 @@ def make_choices(
             pooled=Pooled(request.pooling, model.hidden_size) if request.pooling else None,
             scoring=0 if request.pooling else 1,
             cache=request.cache,
+            matcher=None if grammar is None else grammar.matcher(),
             parent=choices[0].sequence if choices else None,
         )
         text = TextStream(

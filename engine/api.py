@@ -294,6 +294,16 @@ class Engine(Protocol):
         """Load and begin to serve. Raises `ModelError`."""
         ...
 
+    async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
+        """Compile a grammar off the loop, so that `submit` finds it ready. Returns what of it is not
+        enforced, in words for the client.
+
+        Raises:
+            GrammarRefused: it is wrong, takes too long, or has a strict part that cannot be enforced.
+            EngineOverloaded: too many grammars wait to be compiled.
+        """
+        ...
+
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         """Queue a request and return its stream: one item per engine step that added something (steps
         that pass while the reader is busy are merged). The stream ends after every choice has finished.

@@ -2,7 +2,8 @@
 
 EngineError
 ├── InvalidRequest           the request can never be served; names the parameter
-│   └── ContextTooLong       prompt (+ wanted tokens) beyond the context; has the numbers
+│   ├── ContextTooLong       prompt (+ wanted tokens) beyond the context; has the numbers
+│   └── GrammarRefused       the answer's grammar; says where in the schema
 ├── EngineOverloaded         the bounded queue is full; says when to try again
 ├── EngineDraining           shutting down, takes nothing new
 ├── EngineStopped            the engine's loop has failed; only a restart helps
@@ -45,6 +46,18 @@ class ContextTooLong(InvalidRequest):
             param,
         )
         self.prompt_tokens, self.limit, self.wanted = prompt_tokens, limit, wanted
+
+
+class GrammarRefused(InvalidRequest):
+    """A grammar that is wrong, or asks for what cannot be enforced."""
+
+    def __init__(self, message: str, *, pointer: str | None = None) -> None:
+        where = "" if pointer is None else f" (at {pointer or 'the root'})"
+        super().__init__(message + where)
+        self.pointer = pointer
+        """JSON pointer into the schema, "" being its root; None for what is no schema."""
+        self.tag: int | None = None
+        """Which of several forms has that schema."""
 
 
 class EngineOverloaded(EngineError):

@@ -14,7 +14,10 @@ from .api import Delta, EngineStatus, ErrorCode, GenerationRequest, ModelInfo
 from .codec import Codec
 from .config import EngineConfig
 from .errors import EngineDraining, EngineOverloaded, EngineStopped
+from .grammar.compiler import GrammarCompiler
+from .grammar.spec import Grammar
 from .loop import StepLoop, StepStats
+from .masks import StepMasks
 from .prompt_cache import LocalPromptCache
 from .request import Sequence, Settled
 from .run import CompletedStep, Runtime, assemble
@@ -49,8 +52,17 @@ class LocalEngine:
             max_rows=runtime.limits.rows,
             max_logits_rows=runtime.limits.logits_rows,
         )
+        self._grammars = GrammarCompiler(
+            runtime.codec.tokenizer, runtime.info.vocab_size, runtime.info.eos_token_ids
+        )
         self._steps = StepLoop(
-            self._scheduler, runtime.executor, runtime.cost, config.loop, self._on_settled, self._on_failed
+            self._scheduler,
+            runtime.executor,
+            runtime.cost,
+            config.loop,
+            StepMasks(runtime.info.vocab_size),
+            self._on_settled,
+            self._on_failed,
         )
         self._tracked: dict[str, Tracked] = {}
         self._task: asyncio.Task[None] | None = None
@@ -113,6 +125,10 @@ class LocalEngine:
 
     # -- requests ----------------------------------------------------------------------------------
 
+    async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
+        """See `Engine.prepare`."""
+        return (await self._grammars.prepare(grammar)).warnings
+
     def submit(self, request: GenerationRequest) -> DeltaStream:
         """See `Engine.submit`."""
         if self._draining or self._task is None:
@@ -123,6 +139,7 @@ class LocalEngine:
         if request.id in self._tracked:
             raise ValueError(f"request id {request.id} is in use")
         self._check_queue(len(request.prompt))
+        grammar = None if request.grammar is None else self._grammars.get(request.grammar)
         now = self._now()
         choices = make_choices(
             request,
@@ -131,6 +148,7 @@ class LocalEngine:
             self.codec.tokenizer,
             order=order_of(now, request.priority),
             seed=self._config.seed,
+            grammar=grammar,
         )
         stream = DeltaStream(lambda: self.abort(request.id))
         self._tracked[request.id] = Tracked(
@@ -275,6 +293,7 @@ class LocalEngine:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self.prompt_cache.close(FLUSH_TIMEOUT_S)
+        self._grammars.close()
         self._runtime.executor.close()
 
     def _now(self) -> float:

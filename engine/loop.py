@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..kernels.backend import Executor
+from .masks import StepMasks
 from .request import Sequence, Settled
 from .run.device import CompletedStep, Device, open_device
 from .schedule import CostModel, Scheduler
@@ -47,11 +48,12 @@ class StepLoop:
         executor: Executor,
         cost: CostModel,
         mode: str,
+        masks: StepMasks,
         settled: Callable[[CompletedStep, list[Settled]], None],
         failed: Callable[[list[Sequence]], None],
     ) -> None:
         self.stats = StepStats()
-        self._scheduler, self._executor, self._cost = scheduler, executor, cost
+        self._scheduler, self._executor, self._cost, self._masks = scheduler, executor, cost, masks
         self._depth = DEPTH[mode]
         self._settled, self._failed = settled, failed
         self._completed: deque[CompletedStep] = deque()
@@ -89,7 +91,9 @@ class StepLoop:
             if plan is None:
                 return
             self._in_flight += 1
+            self._masks.open(plan)
             device.submit(plan)
+            self._masks.fill()
 
     def _settle_completed(self) -> None:
         while self._completed:
@@ -98,10 +102,15 @@ class StepLoop:
             error = step.timing.error
             if error is not None:
                 logger.error("step=%d failed", step.plan.number, exc_info=error)
-                self._failed(self._scheduler.fail(step.plan))
+                failed = self._scheduler.fail(step.plan)
+                self._masks.fill()
+                self._failed(failed)
                 continue
             self._account(step)
-            self._settled(step, self._scheduler.settle(step.plan, step.output))
+            results = self._scheduler.settle(step.plan, step.output)
+            self._masks.advance(results)
+            self._masks.fill()  # first: the device waits for it
+            self._settled(step, results)
 
     def _account(self, step: CompletedStep) -> None:
         stats, seconds = self.stats, step.seconds

@@ -15,6 +15,7 @@ from enum import IntEnum
 from ..cache import Lease, Load, Prompt
 from ..kernels.batch import SlotSampling
 from .api import CacheMiss, CachePolicy
+from .grammar.mask import Matcher
 from .pooling import Pooled
 
 
@@ -48,6 +49,8 @@ class Sequence:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     cache: CachePolicy = CachePolicy()
+    matcher: Matcher | None = None
+    """Its place in its grammar: it has taken the settled output."""
     parent: Sequence | None = None
     """The choice whose prompt this one shares: it waits until that prompt is computed, then forks."""
 

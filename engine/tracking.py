@@ -67,6 +67,9 @@ class Tracked:
             return self.end(choice, "error", error="the model's output is not finite", error_code="failed")
         if seq.pooled is not None and settled.rows:
             seq.pooled.add(output.hidden[settled.first_row : settled.first_row + settled.rows])
+        if seq.matcher is not None and seq.matcher.error is not None:
+            why = f"the answer could not follow its grammar: {seq.matcher.error}"
+            return self.end(choice, "error", error=why, error_code="failed")
         prompt_logprobs = self._prompt_logprobs(choice, settled, output, tokenizer)
         if not settled.sampled:
             if seq.max_len > seq.prompt_len or seq.settled < seq.prompt_len:
@@ -85,9 +88,10 @@ class Tracked:
                 choice, "stop", text=delta.text, tokens=(token,), logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs, stop_reason=delta.matched_stop,
             )  # fmt: skip
-        if len(seq.tokens) >= seq.max_len:
+        is_whole = seq.matcher is not None and seq.matcher.is_complete
+        if is_whole or len(seq.tokens) >= seq.max_len:
             return self.end(
-                choice, "length", text=delta.text, tokens=(token,), logprobs=logprobs,
+                choice, "stop" if is_whole else "length", text=delta.text, tokens=(token,), logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
             )  # fmt: skip
         return Delta(

@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ...engine import Delta, DeltaIterator, EngineStatus, GenerationRequest, ModelInfo, Usage
 from ...engine.codec import Codec
+from ...engine.grammar import Grammar
 from ...engine.prompt_cache import names_only
 from ...engine.stream import DeltaStream
 from ...server.app import create_app
@@ -82,6 +83,9 @@ class TickingEngine:
         )
 
     async def start(self) -> None: ...
+
+    async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
+        return ()
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         if not self._runs:

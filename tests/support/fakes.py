@@ -24,6 +24,12 @@ def next_token(fingerprint: int, vocab: int) -> int:
     return (fingerprint >> 7) % vocab
 
 
+def next_allowed(token: int, mask: NDArray[np.uint32], vocab: int) -> int:
+    """The token, or the next one behind it that the mask has."""
+    allowed = [t for t in range(vocab) if mask[t // 32] >> (t % 32) & 1]
+    return next((t for t in allowed if t >= token), allowed[0])
+
+
 def expected_output(
     prompt: Sequence[int], count: int, vocab: int, stop: frozenset[int] = frozenset()
 ) -> list[int]:
@@ -85,6 +91,9 @@ class FakeExecutor:
                 sampled = bool(batch.sample[index]) and position == start + count - 1
                 if sampled:
                     token = next_token(fingerprints[position], self.vocab)
+                    batch.await_mask()
+                    if batch.mask is not None:
+                        token = next_allowed(token, batch.mask[index], self.vocab)
                     self.tables.tokens[slot, position + 1] = token
                 else:
                     token = int(self.tables.tokens[slot, position + 1])

@@ -31,6 +31,8 @@ from artesian.engine import (
     Usage,
 )
 from artesian.engine.codec import Codec, TextStream
+from artesian.engine.grammar import Grammar
+from artesian.engine.grammar.compiler import GrammarCompiler
 from artesian.engine.prompt_cache import names_only
 
 BOS, IM_START, IM_END = 256, 257, 258
@@ -128,6 +130,7 @@ class ScriptedEngine:
         self.healthy = True
         self.is_open = False
         self.prompt_cache = names_only()
+        self._grammars = GrammarCompiler(codec.tokenizer, VOCAB_SIZE, (IM_END,))
         self._slots = asyncio.Semaphore(slots)
         self._live: dict[str, _Run] = {}
         self._running: set[str] = set()
@@ -151,6 +154,9 @@ class ScriptedEngine:
     async def start(self) -> None:
         await asyncio.sleep(self.load_s)
         self.is_open = True
+
+    async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
+        return (await self._grammars.prepare(grammar)).warnings
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         script = self.script if isinstance(self.script, Script) else self.script(request)
@@ -196,6 +202,7 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self.is_open = False
+        self._grammars.close()
         for run in list(self._live.values()):
             self._cut(run, "abort")
 
