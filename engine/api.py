@@ -315,6 +315,16 @@ class Engine(Protocol):
         """
         ...
 
+    def queue_position(self, request_id: str) -> int:
+        """How many starts of sequences it takes until the request's first one runs, its own included; 0 =
+        it runs, or starts with the next step."""
+        ...
+
+    def prompt_s(self, tokens: int, cached: int) -> float:
+        """Estimated seconds to compute a prompt of which the first `cached` tokens are reused, on an engine
+        that does nothing else."""
+        ...
+
     def abort(self, request_id: str) -> None:
         """Stop a request now; idempotent, cheap, unknown ids are ignored. Its stream ends with finish
         reason "abort"; its blocks are released as soon as no step in flight names them."""

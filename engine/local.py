@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -169,6 +170,22 @@ class LocalEngine:
             self._scheduler.add(choice.sequence)
         self._steps.wake()
         return stream
+
+    def queue_position(self, request_id: str) -> int:
+        """See `Engine.queue_position`."""
+        tracked, waiting, free = self._tracked.get(request_id), self._scheduler.waiting, self._free_slots()
+        if tracked is None or len(waiting) <= free:
+            return 0
+        first = tracked.choices[0].sequence
+        place = next((place for place, seq in enumerate(waiting, 1) if seq is first), 0)
+        return max(0, place - free)
+
+    def prompt_s(self, tokens: int, cached: int) -> float:
+        """See `Engine.prompt_s`."""
+        cost = self._runtime.cost
+        prompt_ms = cost.chunk_ms(cached, tokens - cached, 1)
+        steps = math.ceil(prompt_ms / self._config.step_budget_ms)
+        return (prompt_ms + max(1, steps) * cost.step_overhead_ms()) / 1000
 
     def abort(self, request_id: str) -> None:
         """See `Engine.abort`."""

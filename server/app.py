@@ -37,6 +37,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     caches = CachesApi(service)
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
+        Route("/v1/chat/completions/estimate", chat.estimate, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
         Route("/v1/caches", caches.create, methods=["POST"]),

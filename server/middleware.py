@@ -38,6 +38,7 @@ EXPOSED_HEADERS = (
     "openai-processing-ms",
     "openai-version",
     "x-ignored-fields",
+    "x-queue-position",
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
@@ -64,6 +65,8 @@ class RequestInfo:
     status: int = CLIENT_LEFT
     generation_id: str = "-"
     """The id under which the engine knows what this request generates."""
+    queue_position: int = 0
+    """Its place among those that waited when it was accepted; 0 = it did not have to wait."""
     started: bool = False
     """Whether the answer's first byte has been sent."""
 
@@ -110,6 +113,8 @@ class RequestContext:
                 headers["x-request-id"] = info.id
                 headers["openai-processing-ms"] = f"{elapsed_ms:.0f}"
                 headers["openai-version"] = "2020-10-01"
+                if info.queue_position:
+                    headers["x-queue-position"] = str(info.queue_position)
             await send(message)
 
         try:

@@ -96,6 +96,12 @@ class TickingEngine:
         self._runs[request.id] = self._phases[phase][request.id] = _Run(request, stream, phase)
         return stream
 
+    def queue_position(self, request_id: str) -> int:
+        return 0
+
+    def prompt_s(self, tokens: int, cached: int) -> float:
+        return 0.0
+
     def abort(self, request_id: str) -> None:
         if (run := self._runs.pop(request_id, None)) is not None:
             del self._phases[run.phase][request_id]

@@ -40,7 +40,7 @@ from .retry import RetryPolicy
 from .tool import Tool
 from .tool_calls import ToolLimits
 from .tool_loop import Cancellation, ToolRun
-from .types import CacheDiagnostics, ChatAnswer, ChatMessage, NamedCache, ToolCall, Usage
+from .types import CacheDiagnostics, ChatAnswer, ChatEstimate, ChatMessage, NamedCache, ToolCall, Usage
 
 __all__ = [
     "APIConnectionError",
@@ -55,6 +55,7 @@ __all__ = [
     "CacheDiagnostics",
     "Cancellation",
     "ChatAnswer",
+    "ChatEstimate",
     "ChatEvent",
     "ChatMessage",
     "ChatStream",

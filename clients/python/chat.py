@@ -17,7 +17,7 @@ from .tool_loop import (
     run_tools_async,
 )
 from .transport import AsyncTransport, Transport
-from .types import ChatAnswer, Message
+from .types import ChatAnswer, ChatEstimate, Message
 
 PATH = "/v1/chat/completions"
 
@@ -53,6 +53,10 @@ class Chat:
     def prewarm(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatAnswer:
         """Compute and keep the prompt, answer nothing: a later request that begins alike starts at once."""
         return self._transport.send(_prewarm_call(messages, params), ChatAnswer)
+
+    def estimate(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatEstimate:
+        """Return what such a request would take now: tokens, cached ones, seconds to the first token."""
+        return self._transport.send(json_call(f"{PATH}/estimate", params, messages=messages), ChatEstimate)
 
     def run_tools(
         self,
@@ -104,6 +108,11 @@ class AsyncChat:
     async def prewarm(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatAnswer:
         """See `Chat.prewarm`."""
         return await self._transport.send(_prewarm_call(messages, params), ChatAnswer)
+
+    async def estimate(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatEstimate:
+        """See `Chat.estimate`."""
+        call = json_call(f"{PATH}/estimate", params, messages=messages)
+        return await self._transport.send(call, ChatEstimate)
 
     async def run_tools(
         self,

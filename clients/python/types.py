@@ -287,6 +287,21 @@ class CacheExplanation(Answer, kw_only=True):
     prompt_cache_diagnostics: CacheDiagnostics
 
 
+class ChatEstimate(Answer, kw_only=True):
+    """What a chat request would take now."""
+
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    sources: dict[str, int] = {}
+    queue_s: float
+    compute_s: float
+    time_to_first_token_s: float
+    """The sum of the two."""
+    prompt_cache_diagnostics: CacheDiagnostics | None = None
+    warnings: list[str] = []
+
+
 class CacheDeleted(Answer, kw_only=True):
     deleted_tokens: int
     deleted_prompts: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from ..stream.events import ResponseSteps, Step
 from .body import ignored_header
 from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat, invalid
+from .estimate import estimate
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
 from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params
@@ -256,8 +258,26 @@ class ChatBody:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _ChatCall:
+    """A request that was read."""
+
+    fields: ChatRequest
+    ignored: list[str]
+    model: str
+    prompt: ChatPrompt
+    generation: GenerationRequest
+
+    @property
+    def warnings(self) -> list[str]:
+        return [f"`{name}` has no effect here" for name in self.ignored]
+
+    def diagnosis(self, service: Service) -> PromptDiagnosis:
+        return PromptDiagnosis(service, self.model, self.fields, [self.generation], self.prompt)
+
+
 class ChatApi:
-    """The endpoint."""
+    """The endpoints."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -265,7 +285,29 @@ class ChatApi:
     async def create(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         service = self._service
-        config = service.config
+        call = await self._read(request)
+        fields, diagnosis = call.fields, call.diagnosis(service)
+        steps = submit(service, request, [call.generation])
+        answer = _Answer(service, fields, call.model, call.generation, call.warnings, diagnosis)
+        headers = ignored_header(call.ignored)
+        if fields.stream:
+            return stream_response(service, request, steps, ChatChunks(answer, steps), headers)
+        return await whole_response(request, steps, ChatBody(answer, steps), headers)
+
+    async def estimate(self, request: Request) -> Response:
+        """POST /v1/chat/completions/estimate."""
+        service = self._service
+        call = await self._read(request)
+        answer = await estimate(service, call.model, call.generation, call.diagnosis(service), call.warnings)
+        return Response(encode(answer), media_type="application/json", headers=ignored_header(call.ignored))
+
+    async def _read(self, request: Request) -> _ChatCall:
+        """Read a request up to what the engine takes.
+
+        Raises:
+            ApiError, InvalidRequest, ContextTooLong: it cannot be served; names the field.
+        """
+        service, config = self._service, self._service.config
         fields, ignored, size_bytes = await read_fields(request, ChatRequest, config)
         model = service.model_name(fields.model)
         if fields.top_logprobs is not None and not fields.logprobs:
@@ -295,11 +337,4 @@ class ChatApi:
             salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
             cache=policy,
         )
-        diagnosis = PromptDiagnosis(service, model, fields, [generation], prompt)
-        steps = submit(service, request, [generation])
-        warnings = [f"`{name}` has no effect here" for name in ignored]
-        answer = _Answer(service, fields, model, generation, warnings, diagnosis)
-        headers = ignored_header(ignored)
-        if fields.stream:
-            return stream_response(service, request, steps, ChatChunks(answer, steps), headers)
-        return await whole_response(request, steps, ChatBody(answer, steps), headers)
+        return _ChatCall(fields, ignored, model, prompt, generation)

@@ -51,7 +51,9 @@ def submit(service: Service, request: Request, requests: Sequence[GenerationRequ
     """
     info = request_info(request.scope)
     info.generation_id = requests[0].id
-    return ResponseSteps(service.engine, requests, service.telemetry, info.arrived_at)
+    steps = ResponseSteps(service.engine, requests, service.telemetry, info.arrived_at)
+    info.queue_position = service.engine.queue_position(requests[0].id)
+    return steps
 
 
 def stream_response(

@@ -219,6 +219,31 @@ async def test_full_queue_refuses_with_a_time_to_come_back() -> None:
             await stream.aclose()
 
 
+async def test_waiting_requests_know_their_place_by_priority() -> None:
+    async with running_engine(fake_runtime(slots=2)) as engine:
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        streams = [
+            engine.submit(
+                GenerationRequest(
+                    id=f"r{i}", prompt=prompt_of(i, 5), params=params, priority=-1 if i == 4 else 0
+                )
+            )
+            for i in range(5)
+        ]
+        assert [engine.queue_position(f"r{i}") for i in range(5)] == [0, 1, 2, 3, 0]
+        await anext(aiter(streams[4]))
+        assert [engine.queue_position(f"r{i}") for i in range(5)] == [0, 1, 2, 3, 0]
+        assert engine.queue_position("unknown") == 0
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_a_prompts_estimate_falls_with_what_is_cached() -> None:
+    async with running_engine() as engine:
+        estimates = [engine.prompt_s(80, cached) for cached in (0, 40, 79)]
+        assert estimates[0] > estimates[1] > estimates[2] > 0
+
+
 async def test_deadline_fails_what_is_left_of_a_request() -> None:
     async with running_engine() as engine:
         request = GenerationRequest(

@@ -131,7 +131,7 @@ class ScriptedEngine:
         self.is_open = False
         self.prompt_cache = names_only()
         self._grammars = GrammarCompiler(codec.tokenizer, VOCAB_SIZE, (IM_END,))
-        self._slots = asyncio.Semaphore(slots)
+        self._slots, self._slot_count = asyncio.Semaphore(slots), slots
         self._live: dict[str, _Run] = {}
         self._running: set[str] = set()
         self._draining = False
@@ -174,6 +174,14 @@ class ScriptedEngine:
         self._idle.clear()
         self.requests.append(request)
         return self._stream(run)
+
+    def queue_position(self, request_id: str) -> int:
+        waiting = [other for other in self._live if other not in self._running]
+        place = waiting.index(request_id) + 1 if request_id in waiting else 0
+        return max(0, place - (self._slot_count - len(self._running)))
+
+    def prompt_s(self, tokens: int, cached: int) -> float:
+        return (tokens - cached) / 1000
 
     def abort(self, request_id: str) -> None:
         if request_id in self._live:

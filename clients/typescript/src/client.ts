@@ -4,7 +4,7 @@ import { Caches } from "./caches.js";
 import { ChatStream } from "./chat-stream.js";
 import { runTools, type ToolChatParams, type ToolLoopOptions, type ToolRun } from "./tool-loop.js";
 import { type CallOptions, type ClientOptions, Transport } from "./transport.js";
-import type { ChatAnswer, ChatParams, CompletionAnswer, CompletionParams, ModelList } from "./types.js";
+import type { ChatAnswer, ChatEstimate, ChatParams, CompletionAnswer, CompletionParams, ModelList } from "./types.js";
 
 const CHAT_PATH = "/v1/chat/completions";
 
@@ -31,6 +31,11 @@ export class Chat {
   prewarm(params: ChatParams, options?: CallOptions): Promise<ChatAnswer> {
     const prompt_cache_options = { ...params.prompt_cache_options, prewarm: true };
     return this.#transport.send("POST", CHAT_PATH, { ...params, prompt_cache_options }, options);
+  }
+
+  /** Return what such a request would take now: tokens, cached ones, seconds to the first token. */
+  estimate(params: ChatParams, options?: CallOptions): Promise<ChatEstimate> {
+    return this.#transport.send("POST", `${CHAT_PATH}/estimate`, params, options);
   }
 
   /**

@@ -203,6 +203,20 @@ export interface CacheExplanation extends Answered {
   prompt_cache_diagnostics: CacheDiagnostics;
 }
 
+/** What a chat request would take now. */
+export interface ChatEstimate extends Answered {
+  model: string;
+  prompt_tokens: number;
+  cached_tokens: number;
+  sources: Record<string, number>;
+  queue_s: number;
+  compute_s: number;
+  /** The sum of the two. */
+  time_to_first_token_s: number;
+  prompt_cache_diagnostics: CacheDiagnostics;
+  warnings?: string[];
+}
+
 export interface CacheDeleted extends Answered {
   deleted_tokens: number;
   deleted_prompts: number;

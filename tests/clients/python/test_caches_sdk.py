@@ -62,8 +62,10 @@ async def test_a_chats_prompt_is_computed_ahead(url: str) -> None:
     async with AsyncClient(url) as client:
         warm = await client.chat.prewarm(messages, prompt_cache_options={"ttl": "1h"})
         assert warm.usage is not None and warm.usage.completion_tokens == 0
+        ahead = await client.chat.estimate(messages)
         answer = await client.chat.create(messages, max_tokens=1)
-        assert answer.usage is not None and answer.usage.cached_tokens >= 60
+        assert answer.usage is not None and answer.usage.cached_tokens == ahead.cached_tokens >= 60
+        assert ahead.time_to_first_token_s > 0
         assert answer.prompt_cache_diagnostics is not None and answer.prompt_cache_diagnostics.is_hit
 
 

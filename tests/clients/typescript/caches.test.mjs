@@ -35,7 +35,9 @@ test("a chat's prompt is computed ahead", async () => {
   const messages = [{ role: "user", content: prompt.repeat(3) }];
   const warm = await client.chat.prewarm({ messages, prompt_cache_options: { ttl: "1h" } });
   assert.equal(warm.usage.completion_tokens, 0);
+  const ahead = await client.chat.estimate({ messages });
   const answer = await client.chat.create({ messages, max_tokens: 1 });
-  assert.ok(answer.usage.prompt_tokens_details.cached_tokens >= 60);
+  assert.equal(answer.usage.prompt_tokens_details.cached_tokens, ahead.cached_tokens);
+  assert.ok(ahead.cached_tokens >= 60 && ahead.time_to_first_token_s > 0);
   assert.equal(answer.prompt_cache_diagnostics.type, "cache_hit");
 });
