@@ -21,6 +21,7 @@ from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
 from .config import ServerConfig
 from .errors import as_api_error, error_body
+from .idempotency import Idempotency
 from .metrics import Telemetry
 from .middleware import Auth, ErrorAnswers, RequestContext, cors
 from .service import Service
@@ -63,6 +64,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         *cors(config.allowed_origins),
         Middleware(ErrorAnswers, telemetry=telemetry),
         Middleware(Auth, api_keys=config.api_keys, admin_key=config.admin_key),
+        Middleware(Idempotency, max_body_bytes=config.max_body_bytes, clock=time.monotonic),
         Middleware(Admission, limits=limits, is_draining=lambda: service.draining),
     ]
     app = Starlette(

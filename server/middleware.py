@@ -1,7 +1,7 @@
 """What happens around every request: its id, its key, its error answer, its line in the log. Pure ASGI.
 
 Knows nothing of what the endpoints do. Order, from the outside: `RequestContext`, CORS, `ErrorAnswers`,
-`Auth`, then `admission.Admission`.
+`Auth`, `idempotency.Idempotency`, then `admission.Admission`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -39,6 +39,7 @@ EXPOSED_HEADERS = (
     "openai-version",
     "x-ignored-fields",
     "x-queue-position",
+    "idempotent-replayed",
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
@@ -67,6 +68,8 @@ class RequestInfo:
     """The id under which the engine knows what this request generates."""
     queue_position: int = 0
     """Its place among those that waited when it was accepted; 0 = it did not have to wait."""
+    has_failed: Callable[[], bool] = lambda: False
+    """Whether what was generated for it has failed, be it in the middle of the answer."""
     started: bool = False
     """Whether the answer's first byte has been sent."""
 

@@ -52,6 +52,7 @@ def submit(service: Service, request: Request, requests: Sequence[GenerationRequ
     info = request_info(request.scope)
     info.generation_id = requests[0].id
     steps = ResponseSteps(service.engine, requests, service.telemetry, info.arrived_at)
+    info.has_failed = lambda: steps.has_failed
     info.queue_position = service.engine.queue_position(requests[0].id)
     return steps
 

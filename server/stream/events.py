@@ -54,6 +54,11 @@ class ResponseSteps:
         self._source = streams[0] if len(streams) == 1 else _Merged(streams, requests[0].params.n)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a choice has failed."""
+        return self._failure is not None
+
+    @property
     def usage(self) -> Usage:
         """Tokens of the whole response: the engine's count once it has ended, until then what was seen."""
         if len(self._usages) < len(self._requests):

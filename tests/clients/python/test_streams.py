@@ -24,6 +24,7 @@ from artesian.clients.python import (
     ToolArgumentsDelta,
     ToolCallBegun,
     ToolCallDone,
+    UnprocessableEntityError,
     UsageReport,
 )
 from artesian.clients.python.sse import EventParser, ServerEvent
@@ -158,3 +159,11 @@ async def test_a_refusal_is_raised_where_the_stream_is_entered(scene: Scene) -> 
 async def test_completions_and_models_are_read(scene: Scene) -> None:
     assert (await scene.client.complete("hi")).text == "Hé 😊!"
     assert [model.id for model in (await scene.client.models()).data] == ["scripted"]
+
+
+async def test_a_call_that_is_sent_again_with_its_key_runs_once(scene: Scene) -> None:
+    first, again = [await scene.client.chat.create(HELLO, idempotency_key="k") for _ in range(2)]
+    assert first.id == again.id and first.request_id != again.request_id
+    with pytest.raises(UnprocessableEntityError) as raised:
+        await scene.client.chat.create(HELLO, temperature=0, idempotency_key="k")
+    assert raised.value.code == "idempotency_key_reused"
