@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from ..cache import Miss
-from .grammar.spec import Grammar
+from .grammar.schema import SchemaReport
+from .grammar.spec import Grammar, Schema
 from .params import SamplingParams
 from .pooling import Pooling
 
@@ -302,6 +303,10 @@ class Engine(Protocol):
             GrammarRefused: it is wrong, takes too long, or has a strict part that cannot be enforced.
             EngineOverloaded: too many grammars wait to be compiled.
         """
+        ...
+
+    async def report_schema(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        """Say which of a schema's keywords are enforced. Raises `EngineOverloaded` as `prepare` does."""
         ...
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:

@@ -16,7 +16,8 @@ from .codec import Codec
 from .config import EngineConfig
 from .errors import EngineDraining, EngineOverloaded, EngineStopped
 from .grammar.compiler import GrammarCompiler
-from .grammar.spec import Grammar
+from .grammar.schema import SchemaReport
+from .grammar.spec import Grammar, Schema
 from .loop import StepLoop, StepStats
 from .masks import StepMasks
 from .prompt_cache import LocalPromptCache
@@ -129,6 +130,10 @@ class LocalEngine:
     async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
         """See `Engine.prepare`."""
         return (await self._grammars.prepare(grammar)).warnings
+
+    async def report_schema(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        """See `Engine.report_schema`."""
+        return await self._grammars.report(schema, strict=strict)
 
     def submit(self, request: GenerationRequest) -> DeltaStream:
         """See `Engine.submit`."""

@@ -19,6 +19,7 @@ from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
+from .api.structured import SchemasApi
 from .config import ServerConfig
 from .errors import as_api_error, error_body
 from .idempotency import Idempotency
@@ -41,6 +42,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         Route("/v1/chat/completions/estimate", chat.estimate, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
+        Route("/v1/schemas/validate", SchemasApi(service).validate, methods=["POST"]),
         Route("/v1/caches", caches.create, methods=["POST"]),
         Route("/v1/caches", caches.list_all, methods=["GET"]),
         Route("/v1/caches", caches.delete_by_key, methods=["DELETE"]),

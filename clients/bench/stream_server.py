@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ...engine import Delta, DeltaIterator, EngineStatus, GenerationRequest, ModelInfo, Usage
 from ...engine.codec import Codec
-from ...engine.grammar import Grammar
+from ...engine.grammar import Grammar, Schema, SchemaReport
 from ...engine.prompt_cache import names_only
 from ...engine.stream import DeltaStream
 from ...server.app import create_app
@@ -86,6 +86,9 @@ class TickingEngine:
 
     async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
         return ()
+
+    async def report_schema(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        return SchemaReport(True, (), ())
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         if not self._runs:

@@ -1,5 +1,17 @@
 """Constrained decoding: grammars, their compiler and the masks they give."""
 
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Tag, Tags
+from .schema import Finding, SchemaReport
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tag, Tags
 
-__all__ = ["Choice", "Grammar", "JsonSchema", "Lark", "Regex", "Tag", "Tags"]
+__all__ = [
+    "Choice",
+    "Finding",
+    "Grammar",
+    "JsonSchema",
+    "Lark",
+    "Regex",
+    "Schema",
+    "SchemaReport",
+    "Tag",
+    "Tags",
+]

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -20,10 +20,12 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ..codec.tokenizer import Tokenizer
 from ..errors import EngineOverloaded, GrammarRefused
 from .mask import Matcher
-from .schema import Examined, Finding, Schema, children, examine
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Tags
+from .schema import Examined, Finding, SchemaReport, children, examine
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags
 from .tags import tags_to_lark
 from .vocabulary import token_view
+
+T = TypeVar("T")
 
 COMPILE_LIMIT_S = 4.0
 """A client hears of a grammar that takes longer; the samples of two benchmarks stay below 0.1 s."""
@@ -80,7 +82,7 @@ class GrammarCompiler:
         self._limits = LLParserLimits(verbose_errors=False)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
         self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        self._running: dict[bytes, _Compilation] = {}
+        self._running: dict[bytes, _Work] = {}
 
     async def prepare(self, grammar: Grammar) -> CompiledGrammar:
         """Compile on a thread, once for all who ask meanwhile.
@@ -90,26 +92,20 @@ class GrammarCompiler:
             EngineOverloaded: too many others are being compiled.
         """
         key = _key(grammar)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        if self._view is None:
-            await asyncio.get_running_loop().run_in_executor(self._pool, lambda: self.view)
-        running = self._running.get(key)
-        if running is None:
-            if len(self._running) >= MAX_WAITING:
-                raise EngineOverloaded("Too many grammars are being compiled", 1.0)
-            running = self._running[key] = _Compilation()
-            running.future = asyncio.get_running_loop().run_in_executor(
-                self._pool, self._compile_noting, grammar, running
-            )
-            running.future.add_done_callback(lambda future: self._done(key, future))
-        try:
-            return await asyncio.wait_for(asyncio.shield(running.future), COMPILE_LIMIT_S)
-        except TimeoutError:
-            if not running.started:
-                raise EngineOverloaded("The grammars before this one take long to compile", 1.0) from None
-            raise GrammarRefused(f"the grammar takes more than {COMPILE_LIMIT_S:g} s to compile") from None
+        compiled = self._kept.get(key)
+        if compiled is None:
+            compiled = await self._off_loop(key, lambda: self.compile(grammar))
+        self._keep(key, compiled)
+        return compiled
+
+    async def report(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        """Say what becomes of a schema's keywords.
+
+        Raises:
+            EngineOverloaded: as `prepare`.
+        """
+        key = _key(JsonSchema(schema, strict)) + b"report"
+        return await self._off_loop(key, lambda: self._report(schema, strict))
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
         """A prepared grammar; one that is not kept (any more) is compiled here and now.
@@ -180,6 +176,15 @@ class GrammarCompiler:
         pointer, message = self._locate(examined.schema, checked.error)
         raise GrammarRefused(message, pointer=pointer)
 
+    def _report(self, schema: Schema, strict: bool) -> SchemaReport:
+        findings: tuple[Finding, ...] = ()
+        try:
+            findings = examine(schema).findings
+            checked = self.check(schema, strict)
+        except GrammarRefused as err:
+            return SchemaReport(False, findings, (), str(err), err.pointer)
+        return SchemaReport(True, checked.examined.findings, _warnings(checked.examined))
+
     def _compiled(self, examined: Examined, *, coerced: bool) -> CheckedSchema:
         source = _json_source(examined.schema, coerced)
         try:
@@ -244,28 +249,51 @@ class GrammarCompiler:
             raise GrammarRefused(f"the grammar cannot be compiled: {_error_of(state)}")
         return CompiledGrammar(state, warnings)
 
-    # -- keeping -----------------------------------------------------------------------------------
+    # -- threads and keeping -----------------------------------------------------------------------
 
-    def _compile_noting(self, grammar: Grammar, running: _Compilation) -> CompiledGrammar:
-        running.started = True
-        return self.compile(grammar)
+    async def _off_loop(self, key: bytes, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        if self._view is None:
+            await loop.run_in_executor(self._pool, lambda: self.view)
+        running = self._running.get(key)
+        if running is None:
+            if len(self._running) >= MAX_WAITING:
+                raise EngineOverloaded("Too many grammars are being compiled", 1.0)
+            running = self._running[key] = _Work(work)
+            running.future = loop.run_in_executor(self._pool, running.run)
+            running.future.add_done_callback(lambda future: self._ended(key, future))
+        try:
+            result: T = await asyncio.wait_for(asyncio.shield(running.future), COMPILE_LIMIT_S)
+            return result
+        except TimeoutError:
+            if not running.started:
+                raise EngineOverloaded("The grammars before this one take long to compile", 1.0) from None
+            raise GrammarRefused(f"the grammar takes more than {COMPILE_LIMIT_S:g} s to compile") from None
 
-    def _done(self, key: bytes, future: asyncio.Future[CompiledGrammar]) -> None:
+    def _ended(self, key: bytes, future: asyncio.Future[Any]) -> None:
         del self._running[key]
-        if not future.cancelled() and future.exception() is None:
-            self._keep(key, future.result())
+        if not future.cancelled():
+            future.exception()  # whoever waited knows it; after a timeout nobody did
 
     def _keep(self, key: bytes, compiled: CompiledGrammar) -> None:
         self._kept[key] = compiled
+        self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 
 
-class _Compilation:
-    """One that runs or waits for a thread."""
+class _Work:
+    """What runs or waits for a thread."""
 
-    future: asyncio.Future[CompiledGrammar]
-    started = False
+    future: asyncio.Future[Any]
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.started = False
+
+    def run(self) -> Any:
+        self.started = True
+        return self._work()
 
 
 _encode = msgspec.json.Encoder().encode

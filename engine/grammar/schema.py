@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import msgspec
 
 from ..errors import GrammarRefused
+from .spec import Schema
 
-Schema = dict[str, Any] | bool
 Status = Literal["enforced", "approximated", "annotation", "refused"]
 
 MAX_DEPTH = 100
@@ -45,7 +45,6 @@ REFUSED = frozenset(
     "unevaluatedItems unevaluatedProperties uniqueItems".split()
 )
 """Keywords that constrain and that no mask here follows."""
-ENFORCED = frozenset(TYPE_OF) - REFUSED | frozenset("type enum const anyOf allOf oneOf $ref".split())
 ANNOTATIONS = frozenset(
     "$schema $id $anchor $comment $defs $dynamicAnchor $recursiveAnchor $vocabulary id definitions title "
     "description default examples example deprecated readOnly writeOnly contentEncoding contentMediaType "
@@ -53,6 +52,9 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that say nothing about validity (`then`, `else`, `minContains` and `maxContains` only beside what
 they belong to, which is refused)."""
+ENFORCED = frozenset(TYPE_OF) - REFUSED - ANNOTATIONS | frozenset(
+    "type enum const anyOf allOf oneOf $ref".split()
+)
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
 UNENFORCED_FORMATS = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer "
@@ -108,6 +110,18 @@ class Examined(msgspec.Struct, frozen=True):
     def unknown(self) -> list[Finding]:
         """Keywords that nobody knows: a slip of the pen is one of them."""
         return [f for f in self.findings if f.detail and f.keyword not in ENFORCED | REFUSED | ANNOTATIONS]
+
+
+class SchemaReport(msgspec.Struct, frozen=True):
+    """What becomes of a schema."""
+
+    accepted: bool
+    keywords: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+    """What an answer may break although the schema is accepted, in words."""
+    error: str | None = None
+    pointer: str | None = None
+    """Where the error is."""
 
 
 def examine(schema: Schema) -> Examined:
@@ -199,7 +213,7 @@ class _Reader:
             return said("annotation", kept=value if known else msgspec.UNSET)
         if keyword in ("$id", "id", "$anchor"):
             return said("annotation", kept=value)
-        if keyword in ANNOTATIONS and not (keyword in TYPE_OF and "contains" in node):
+        if keyword in ANNOTATIONS:
             return said("annotation")
         if keyword in TYPE_OF and not _concerns(node, TYPE_OF[keyword]):
             return said("annotation", f"`{keyword}` says nothing about the types it stands beside")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
+
+Schema: TypeAlias = dict[str, Any] | bool
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     """The whole answer is one JSON value."""
 
-    schema: dict[str, Any] | bool
+    schema: Schema
     strict: bool = True
     """A keyword that cannot be enforced refuses the request; else it is a warning."""
 
@@ -37,7 +39,7 @@ class Tag(msgspec.Struct, frozen=True):
     """A form that begins with a fixed text, holds one JSON value and ends with a fixed text."""
 
     begin: str
-    schema: dict[str, Any] | bool
+    schema: Schema
     end: str
     strict: bool = True
 

@@ -141,10 +141,10 @@ def _unknown(raw: Any, known: Any, path: str) -> Iterator[str]:
     if isinstance(known, msgspec.Struct):
         names = known.__struct_encode_fields__
         for key, value in raw.items():
-            if key not in names:
+            if key not in names and key != known.__struct_config__.tag_field:
                 if value is not None and value != [] and value != {}:
                     yield f"{path}{key}"
-            elif isinstance(value, dict | list):
+            elif isinstance(value, dict | list) and key in names:
                 yield from _unknown(value, getattr(known, key), f"{path}{key}.")
     elif isinstance(known, list) and known and isinstance(known[0], msgspec.Struct):
         for item, known_item in zip(raw, known, strict=True):

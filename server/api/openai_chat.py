@@ -23,7 +23,8 @@ from .chat_messages import ChatPrompt, MessageFields, encode_chat, invalid
 from .estimate import estimate
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
-from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params
+from .sampling import MAX_LOGPROBS, read_fields, to_params
+from .structured import StructuredFields, asked_grammar, prepare
 from .types import (
     ChatLogprobs,
     ContentLogprob,
@@ -36,7 +37,7 @@ from .types import (
 )
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(StructuredFields, kw_only=True):
     """The body of a request."""
 
     messages: list[MessageFields]
@@ -267,10 +268,12 @@ class _ChatCall:
     model: str
     prompt: ChatPrompt
     generation: GenerationRequest
+    loose: list[str]
+    """What of the answer's form is not enforced."""
 
     @property
     def warnings(self) -> list[str]:
-        return [f"`{name}` has no effect here" for name in self.ignored]
+        return [f"`{name}` has no effect here" for name in self.ignored] + self.loose
 
     def diagnosis(self, service: Service) -> PromptDiagnosis:
         return PromptDiagnosis(service, self.model, self.fields, [self.generation], self.prompt)
@@ -324,6 +327,9 @@ class ChatApi:
             prompt_logprobs=fields.prompt_logprobs,
         )
 
+        shape = asked_grammar(fields)
+        loose = await prepare(service, shape)
+
         def read_prompt() -> tuple[ChatPrompt, CachePolicy]:
             prompt = encode_chat(service, fields, fields.messages, normalises=fields.normalises)
             return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
@@ -336,5 +342,6 @@ class ChatApi:
             priority=fields.priority or 0,
             salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
             cache=policy,
+            grammar=None if shape is None else shape.grammar,
         )
-        return _ChatCall(fields, ignored, model, prompt, generation)
+        return _ChatCall(fields, ignored, model, prompt, generation, loose)

@@ -23,7 +23,8 @@ from .chat_messages import ChatPrompt
 from .legacy_logprobs import GeneratedOffsets, LegacyLogprobs, prompt_part
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
-from .sampling import MAX_LOGPROBS, SamplingFields, read_fields, to_params, token_ids
+from .sampling import MAX_LOGPROBS, read_fields, to_params, token_ids
+from .structured import StructuredFields, asked_grammar, prepare
 from .types import PromptLogprobs, UsageBody, encode, prompt_logprobs_body, usage_body
 
 DEFAULT_MAX_TOKENS = 16
@@ -33,7 +34,7 @@ DEFAULT_MAX_TOKENS = 16
 PromptForms: TypeAlias = str | list[str | int | list[int]]
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(StructuredFields, kw_only=True):
     """The body of a request."""
 
     prompt: PromptForms
@@ -323,6 +324,8 @@ class CompletionApi:
             logprobs=fields.logprobs,
             prompt_logprobs=_prompt_logprobs(fields, max_tokens),
         )
+        shape = asked_grammar(fields)
+        loose = await prepare(service, shape)
         prompts = await off_loop(
             service,
             size_bytes,
@@ -339,6 +342,7 @@ class CompletionApi:
                 priority=fields.priority or 0,
                 salt=salt,
                 cache=policy,
+                grammar=None if shape is None else shape.grammar,
             )
             for row, prompt in enumerate(prompts)
         ]
@@ -349,7 +353,7 @@ class CompletionApi:
             err.param = "prompt"
             raise
         answer = _Answer(service, fields, model, prompts, answer_id, diagnosis)
-        warnings = [f"`{name}` has no effect here" for name in ignored]
+        warnings = [f"`{name}` has no effect here" for name in ignored] + loose
         headers = ignored_header(ignored)
         if fields.stream:
             chunks = CompletionChunks(answer, steps, warnings)

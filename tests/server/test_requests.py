@@ -58,7 +58,42 @@ GRID: dict[str, tuple[list[Any], list[Any]]] = {
     "stream": ([False, None], [1, "true"]),
     "stream_options": ([None], [{"include_usage": True}, {"include_usage": 1}, 7]),
     "prompt_logprobs": ([0, 1], [-1, 21, True]),
-    "response_format": ([None, {"type": "text"}], [{"type": "json_object"}, {"type": "json_schema"}, 1]),
+    "response_format": (
+        [
+            None,
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "B-9_", "schema": {}, "strict": True}},
+            {"type": "regex", "pattern": "a+"},
+        ],
+        [
+            {"type": "json_schema"},
+            {"type": "structural_tag"},
+            {},
+            {"type": "json_schema", "json_schema": {"name": "no schema"}},
+            {"type": "json_schema", "json_schema": {"name": "ä", "schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": '{"type": "null"}'}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": []}}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strin"}}},
+            {"type": "regex", "pattern": "["},
+            1,
+        ],
+    ),
+    "structured_outputs": (
+        [{"json": {}}, {"json": "true"}, {"regex": "a"}, {"choice": ["a"]}, {"grammar": 'root ::= "a"'}],
+        [{}, {"a": 1}, {"regex": "["}, {"choice": []}, {"json": "{"}, {"regex": "a", "choice": ["a"]}, "a"],
+    ),
+    "guided_json": ([None, {"type": "null"}, '{"type": "null"}'], ["a", {"not": {}}, 1, []]),
+    "guided_regex": ([None, "a"], ["(?<=x)*", 1]),
+    "guided_choice": ([None, ["a", "b"]], [[], [1], "a"]),
+    "guided_grammar": ([None, 'start: "a"'], ["start: (", "", 1]),
+    "guided_json_object": ([None, False, True], ["a"]),
+    "json_schema": ([None, {"type": "null"}], [{"$ref": "http://localhost:1/a"}, "a"]),
+    "regex": ([None, "a"], [")", 1]),
+    "choice": ([None, ["a"]], [[""], "a"]),
+    "ebnf": ([None, 'root ::= "a"'], ["root ::= b", 1]),
+    "grammar": ([None, 'start: "a"'], ["start: b", 1]),
     "tools": ([None, []], [[TOOL], {}, "f"]),
     "tool_choice": ([None, "none", "auto"], ["required", TOOL]),
     "functions": ([[]], [[{"name": "f"}]]),
@@ -76,8 +111,7 @@ GRID: dict[str, tuple[list[Any], list[Any]]] = {
     **{
         name: ([None], [{"a": 1}, "a"])
         for name in (
-            "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-            "json_schema", "regex", "ebnf", "grammar", "structural_tag", "audio",
+            "structural_tag", "guided_whitespace_pattern", "audio",
             "web_search_options", "chat_template",
         )
     },

@@ -31,7 +31,7 @@ from artesian.engine import (
     Usage,
 )
 from artesian.engine.codec import Codec, TextStream
-from artesian.engine.grammar import Grammar
+from artesian.engine.grammar import Grammar, Schema, SchemaReport
 from artesian.engine.grammar.compiler import GrammarCompiler
 from artesian.engine.prompt_cache import names_only
 
@@ -157,6 +157,9 @@ class ScriptedEngine:
 
     async def prepare(self, grammar: Grammar) -> tuple[str, ...]:
         return (await self._grammars.prepare(grammar)).warnings
+
+    async def report_schema(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        return await self._grammars.report(schema, strict=strict)
 
     def submit(self, request: GenerationRequest) -> DeltaIterator:
         script = self.script if isinstance(self.script, Script) else self.script(request)
