@@ -13,10 +13,12 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from msgspec.structs import replace as replace_fields
 
 from ..errors import InvalidRequest, ModelError
 from .conversation import Conversation, Message, Tool, ToolCall
 from .sandbox import RenderTimeout, Sandbox
+from .tools.hermes_prompt import with_calls_told, with_tools_told
 
 CHATML = (
     "{% for message in messages %}"
@@ -67,7 +69,11 @@ class ChatTemplate:
             raise ModelError(f"The chat template is not valid, line {err.lineno}: {err.message}") from err
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._timeout_s = timeout_s
+        self.source = source
         self.wants = self._probe()
+        self.shows_tools = self._reacts("tools")
+        self.shows_calls = self._reacts("calls")
+        """Whether the template knows tools and calls; if not, they are told in plain messages."""
 
     def render(
         self,
@@ -100,14 +106,19 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}", "chat_template_kwargs"
             )
+        tools = _offered_tools(conversation)
         messages = list(conversation.messages)
+        if not self.shows_calls:
+            messages = with_calls_told(messages)
+        if tools and not self.shows_tools:
+            messages, tools = with_tools_told(messages, tools), []
         if continue_final_message:
             if messages[-1].role != "assistant":
                 raise InvalidRequest("the message to continue must be the assistant's", "messages")
             messages[-1] = _with_cut_mark(messages[-1])
         values = {
             **(kwargs or {}),
-            "tools": _offered_tools(conversation) or None,
+            "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -157,6 +168,22 @@ class ChatTemplate:
                 return replace(wants, null_content=null, argument_object=as_object)
         with_null = forms[True, True]  # the arguments are not shown, or not as JSON
         return replace(wants, null_content=bool(with_null) and "None" not in with_null)
+
+    def _reacts(self, to: str) -> bool:
+        """Whether tools, or calls, make a difference. A template that refuses them knows them."""
+        tool = _template_tool(Tool(_NEEDLE, _NEEDLE, {"type": "object", "properties": {}}))
+        silent = Message("assistant")
+        call = replace_fields(silent, tool_calls=(ToolCall("call00000", "f", "{}"),))
+        user = Message("user", "x")
+        texts: list[str | None] = []
+        for asked in (False, True):
+            turns = [user, call if asked else silent] if to == "calls" else [user]
+            values = {"tools": [tool] if asked and to == "tools" else None, "add_generation_prompt": False}
+            try:
+                texts.append(self._run(turns, self.wants, values))
+            except InvalidRequest:
+                texts.append(None)
+        return texts[1] is None or texts[0] != texts[1]
 
 
 def _template_message(message: Message, wants: Wants) -> dict[str, Any]:

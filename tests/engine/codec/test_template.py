@@ -121,7 +121,8 @@ def test_a_missing_content_shows_as_nothing(source: str) -> None:
 
 
 def test_a_template_that_looks_for_a_missing_content_finds_it() -> None:
-    source = "{% for m in messages %}{{ 'call' if m.content is none else m.content }}{% endfor %}"
+    shown = "{{ 'call' if m.content is none and m.tool_calls else m.content }}"
+    source = f"{{% for m in messages %}}{shown}{{% endfor %}}"
     assert render(source, USER, CALL) == "hicall"
 
 
@@ -156,8 +157,9 @@ def test_two_users_in_a_row_and_an_assistant_first_are_the_templates_choice() ->
 
 
 def test_the_templates_own_complaint_is_quoted() -> None:
+    source = "{% if tools %}{{ raise_exception('No tools here') }}{% endif %}"
     with pytest.raises(InvalidRequest, match="No tools here") as caught:
-        render(STRICT, USER, SYSTEM, Message("tool", "1"))
+        template(source).render(Conversation((USER,), (Tool("f"),)))
     assert caught.value.param == "messages"
 
 
