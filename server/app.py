@@ -20,6 +20,8 @@ from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
 from .api.structured import SchemasApi
+from .api.openai_responses import ResponsesApi
+from .api.openai_responses_store import ResponseStore
 from .config import ServerConfig
 from .errors import as_api_error, error_body
 from .idempotency import Idempotency
@@ -37,12 +39,19 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     service = Service(engine, codec, config, telemetry)
     chat, completions, meta = ChatApi(service), CompletionApi(service), MetaApi(service)
     caches = CachesApi(service)
+    responses = ResponsesApi(service, ResponseStore(engine))
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
         Route("/v1/chat/completions/estimate", chat.estimate, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
         Route("/v1/schemas/validate", SchemasApi(service).validate, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.get, methods=["GET"]),
+        Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
         Route("/v1/caches", caches.create, methods=["POST"]),
         Route("/v1/caches", caches.list_all, methods=["GET"]),
         Route("/v1/caches", caches.delete_by_key, methods=["DELETE"]),

@@ -55,6 +55,8 @@ class ServerConfig:
     """Seconds that a connection may stay open between requests."""
     keep_alive_interval_s: float = 10.0
     """Seconds between the comment lines that keep a silent stream open; 0 = none."""
+    resume_grace_s: float = 30.0
+    """Seconds that a stream which asked to be resumable goes on when its reader has left."""
     shutdown_timeout_s: float = 30.0
     """Seconds that running requests may take to finish after SIGTERM."""
     normalise_prompts: bool = False
@@ -84,6 +86,7 @@ class ServerConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0 seconds")
         for name in (
             "keep_alive_interval_s",
+            "resume_grace_s",
             "shutdown_timeout_s",
             "key_requests_per_minute",
             "key_concurrency",

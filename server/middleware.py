@@ -31,7 +31,15 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("artesian.access")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/caches"})
+GENERATION_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/caches",
+    }
+)
 ADMIN_PATHS = frozenset({"/metrics"})
 EXPOSED_HEADERS = (
     "x-request-id",

@@ -15,6 +15,7 @@ from .cache_trace import TraceBook
 from .config import ServerConfig
 from .errors import model_not_found
 from .metrics import Telemetry
+from .stream.runs import Runs
 
 CODEC_THREADS = 2
 """Long prompts are rare and the library releases the GIL: two keep one long prompt from stopping the next."""
@@ -28,6 +29,8 @@ class Service:
         self.codec_pool = ThreadPoolExecutor(CODEC_THREADS, "codec")
         self.traces = TraceBook()
         """What is remembered of finished prompts, to explain the misses of later ones."""
+        self.runs = Runs()
+        """Responses that outlive their reader."""
         self.draining = False
         """Set once, by the first signal: nothing new is taken from then on."""
 
@@ -58,7 +61,7 @@ class Service:
         """Start the engine and the watch of the loop; end both."""
         current_default_thread_limiter()  # the first use loads a backend of anyio, 10 ms of a first request
         await self.engine.start()
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks, self.runs.open():
             watch = tasks.create_task(self.telemetry.watch_event_loop())
             try:
                 yield

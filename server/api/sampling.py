@@ -75,6 +75,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
     """Accepted; nothing is padded here, since the connection is the operator's own."""
+    resume: bool | None = None
+    """Keep the stream going for a while when its reader leaves, and its events for one that comes back."""
 
 
 class SamplingFields(PromptCacheFields, kw_only=True):
@@ -114,21 +116,21 @@ async def read_fields(request: Request, form: type[S], config: ServerConfig) -> 
     data = await read_body(request, config.max_body_bytes)
     with gc_paused():
         raw = parse_object(data)
-        check_names(raw)
+        check_names(raw, form)
         fields = typed(raw, form)
         ignored = ignored_fields(raw, fields, strict=config.strict_fields)
         del raw  # within the pause, and not kept while the answer is made
     return fields, ignored, len(data)
 
 
-def check_names(fields: Mapping[str, Any]) -> None:
-    """Refuse fields that cannot be honoured.
+def check_names(fields: Mapping[str, Any], form: type[msgspec.Struct]) -> None:
+    """Refuse fields that cannot be honoured, except those that the form itself reads.
 
     Raises:
         BadRequest: names the field.
     """
     for name, neutral in UNAVAILABLE.items():
-        value = fields.get(name)
+        value = None if name in form.__struct_fields__ else fields.get(name)
         if value is not None and value not in neutral:
             raise BadRequest(
                 f"`{name}` is not available on this server.", code="unsupported_parameter", param=name

@@ -99,13 +99,17 @@ class ResponseSteps:
             raise self._failure
         return sound
 
+    def abort(self) -> None:
+        """Let the requests end now; their last deltas still come. Idempotent."""
+        for request in self._requests:
+            self._engine.abort(request.id)
+
     async def aclose(self) -> None:
         """End the requests at once, if they have not ended. Idempotent."""
         if self._ended:
             return
         self._ended = True
-        for request in self._requests:
-            self._engine.abort(request.id)
+        self.abort()
         await self._source.aclose()
 
     def _observe(self, step: Step) -> None:
