@@ -19,9 +19,9 @@ from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
-from .api.structured import SchemasApi
 from .api.openai_responses import ResponsesApi
 from .api.openai_responses_store import ResponseStore
+from .api.structured import SchemasApi
 from .config import ServerConfig
 from .errors import as_api_error, error_body
 from .idempotency import Idempotency

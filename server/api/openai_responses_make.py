@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...engine import CachePolicy, GenerationRequest, InvalidRequest
-from ...engine.grammar import Grammar, JsonSchema
+from ...engine.grammar import JsonSchema
 from ..service import Service
 from ..stream.events import ResponseSteps
 from .cache_report import PromptDiagnosis
@@ -31,6 +31,7 @@ from .openai_responses_store import ResponseStore, StoredResponse
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop
 from .sampling import to_params
+from .structured import JSON_OBJECT, Asked, prepare
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -77,12 +78,8 @@ async def start_response(
     own = input_items(fields.input)
     prompt, policy = await read_prompt(service, store, fields, own, salt, size_bytes)
     warnings = [f"`{name}` has no effect here" for name in ignored]
-    grammar = answer_grammar(fields)
-    if grammar is not None:
-        try:
-            warnings += await service.engine.prepare(grammar)
-        except InvalidRequest as err:
-            raise invalid("text.format.schema", str(err)) from None
+    asked = answer_grammar(fields)
+    warnings += await prepare(service, asked)
     generation = GenerationRequest(
         id=f"resp_{token_hex(24)}",
         prompt=prompt.tokens,
@@ -90,7 +87,7 @@ async def start_response(
         priority=fields.priority or 0,
         salt=salt,
         cache=policy,
-        grammar=grammar,
+        grammar=asked.grammar if asked else None,
     )
     diagnosis = PromptDiagnosis(service, model, fields, [generation], prompt)
     body = response_body(generation.id, int(time.time()), model, fields, warnings)
@@ -154,16 +151,16 @@ def _naming_input() -> Iterator[None]:
         raise
 
 
-def answer_grammar(fields: ResponseRequest) -> Grammar | None:
+def answer_grammar(fields: ResponseRequest) -> Asked | None:
     """Return what `text.format` makes of the answer; None for plain text."""
     given = fields.text.format if fields.text else None
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return JsonSchema({"type": "object"})
+        return Asked("text.format", JsonSchema(JSON_OBJECT))
     if given.schema is None:
         raise invalid("text.format.schema", "text.format.schema is missing")
-    return JsonSchema(given.schema, strict=bool(given.strict))
+    return Asked("text.format.schema", JsonSchema(given.schema, strict=bool(given.strict)))
 
 
 def stored_response(body: ResponseBody, own: list[Item], ttl_s: float | None) -> StoredResponse:
