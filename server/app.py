@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from ..engine import Engine
 from ..engine.codec import Codec
@@ -21,6 +21,7 @@ from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
 from .api.openai_responses import ResponsesApi
 from .api.openai_responses_store import ResponseStore
+from .api.openapi import OpenApi
 from .api.structured import SchemasApi
 from .config import ServerConfig
 from .errors import as_api_error, error_body
@@ -66,6 +67,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         Route("/health", meta.health),
         Route("/ready", meta.ready),
         Route("/version", meta.version),
+        Route("/openapi.json", OpenApi(bool(config.api_keys)).get),
         Route("/metrics", meta.metrics),
         Route("/", meta.root),
     ]
@@ -91,4 +93,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
 def _answer_http_exception(request: Request, exc: Exception) -> Response:
     """Give the router's own refusals (404, 405) the body that every error has."""
     error = as_api_error(exc)
+    if error.status == 405:  # the router names the methods of the first route of this path only
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        error.headers["allow"] = ", ".join(sorted(set().union(*(route.methods for route in routes))))
     return Response(error_body(error), error.status, error.headers, "application/json")

@@ -30,7 +30,7 @@ from .metrics import Telemetry
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("artesian.access")
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/openapi.json"})
 GENERATION_PATHS = frozenset(
     {
         "/v1/chat/completions",

@@ -53,7 +53,7 @@ class PromptFields(PromptCacheFields, kw_only=True):
 class CreateCache(PromptFields, kw_only=True):
     """The body of POST /v1/caches."""
 
-    name: str
+    name: Annotated[str, Meta(extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
     ttl: str | float | None = None
     pinned: bool | None = None
 

@@ -74,6 +74,40 @@ def encode_fields(codec: Codec, fields: TokenizeRequest) -> list[int]:
     )
 
 
+class DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+class ModelBody(msgspec.Struct, kw_only=True, tag_field="object", tag="model"):
+    """One served name."""
+
+    id: str
+    created: int
+    owned_by: str = "artesian"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
+    data: list[ModelBody]
+
+
+class StatusBody(msgspec.Struct):
+    status: str
+
+
+class VersionBody(msgspec.Struct):
+    version: str
+
+
+class RootBody(msgspec.Struct):
+    name: str
+    version: str
+    models: str
+    openapi: str
+
+
 class MetaApi:
     """The endpoints."""
 
@@ -84,23 +118,15 @@ class MetaApi:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json({"object": "list", "data": [self._model(name) for name in self._service.model_names]})
+        return _json(ModelList(data=[self._model(name) for name in self._service.model_names]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}; ids may have slashes."""
         return _json(self._model(self._service.model_name(request.path_params["id"])))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> ModelBody:
         info = self._service.engine.model
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started_at,
-            "owned_by": "artesian",
-            "root": info.root,
-            "parent": None,
-            "max_model_len": info.max_model_len,
-        }
+        return ModelBody(id=name, created=self._started_at, root=info.root, max_model_len=info.max_model_len)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
@@ -124,7 +150,7 @@ class MetaApi:
         service.model_name(fields.model)
         ids = token_ids(fields.tokens, service.engine.model.vocab_size, "tokens")
         answer = await off_loop(
-            service, size_bytes, lambda: encode({"prompt": service.codec.detokenize(ids)})
+            service, size_bytes, lambda: encode(DetokenizeAnswer(service.codec.detokenize(ids)))
         )
         return Response(answer, media_type="application/json", headers=ignored_header(ignored))
 
@@ -134,22 +160,22 @@ class MetaApi:
             raise Unavailable(
                 "The engine has failed.", code="engine_unhealthy", retry_after_s=RESTART_RETRY_AFTER_S
             )
-        return _json({"status": "draining" if self._service.draining else "ok"})
+        return _json(StatusBody("draining" if self._service.draining else "ok"))
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: 200 while new requests are taken."""
         status = self._service.engine.status()
         if self._service.draining or status.draining or not status.healthy:
             raise Unavailable("Not taking new requests.", code="server_overloaded", retry_after_s=5)
-        return _json({"status": "ready"})
+        return _json(StatusBody("ready"))
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return _json({"version": version("artesian")})
+        return _json(VersionBody(version("artesian")))
 
     async def root(self, request: Request) -> Response:
         """GET /."""
-        return _json({"name": "artesian", "version": version("artesian"), "models": "/v1/models"})
+        return _json(RootBody("artesian", version("artesian"), "/v1/models", "/openapi.json"))
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics, in the format that the scraper asks for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -17,12 +16,12 @@ from ..stream.named import make_events, sse_frame
 from ..stream.runs import Run
 from ..stream.sse import SseResponse
 from .body import ignored_header
-from .openai_responses_body import ResponseBody
+from .openai_responses_body import InputTokens, ItemPage, ResponseBody, ResponseDeleted
 from .openai_responses_events import ResponseEvents
 from .openai_responses_input import ResponseRequest, input_items, invalid
 from .openai_responses_make import Running, read_prompt, start_response
 from .openai_responses_store import ResponseStore, not_found
-from .respond import isolation_salt, whole_response
+from .respond import isolation_salt, note_generation, whole_response
 from .sampling import read_fields
 from .types import encode
 
@@ -68,7 +67,7 @@ class ResponsesApi:
             key_id=info.key_id,
             arrived_at=info.arrived_at,
         )
-        info.generation_id = running.id
+        note_generation(service, info, running.id, running.steps)
         headers = ignored_header(ignored)
         if fields.background or resumes:
             run = Run(
@@ -134,7 +133,7 @@ class ResponsesApi:
             self._service.runs.forget(run)
         if not await self._store.delete(salt, response_id) and run is None:
             raise not_found(response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return _json(ResponseDeleted(id=response_id))
 
     async def input_items(self, request: Request) -> Response:
         """GET /v1/responses/{id}/input_items: what it was given, with all that it continues."""
@@ -156,13 +155,12 @@ class ResponsesApi:
             items = items[at + 1 :]
         page = items[: int(limit)]
         return _json(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
-                "has_more": len(items) > len(page),
-            }
+            ItemPage(
+                data=page,
+                first_id=page[0]["id"] if page else None,
+                last_id=page[-1]["id"] if page else None,
+                has_more=len(items) > len(page),
+            )
         )
 
     async def input_tokens(self, request: Request) -> Response:
@@ -173,7 +171,7 @@ class ResponsesApi:
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)
         own = input_items(fields.input)
         prompt, _ = await read_prompt(service, self._store, fields, own, salt, size_bytes)
-        body = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+        body = InputTokens(input_tokens=len(prompt.tokens))
         return Response(encode(body), media_type="application/json", headers=ignored_header(ignored))
 
     def _place(self, request: Request) -> tuple[str, str, Run | None]:
@@ -242,5 +240,5 @@ def _body_of(run: Run) -> ResponseBody:
     return run.maker.body
 
 
-def _json(body: dict[str, Any]) -> Response:
+def _json(body: msgspec.Struct) -> Response:
     return Response(encode(body), media_type="application/json")

@@ -9,49 +9,44 @@ from msgspec import UNSET, UnsetType
 
 from ...engine import Usage
 from .cache_report import CacheDiagnostics
-from .openai_responses_input import ResponseRequest
+from .openai_responses_input import Item, ResponseRequest
 from .types import ContentLogprob, PromptTokensDetails
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(msgspec.Struct, kw_only=True):
-    type: str = "output_text"
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str = ""
     annotations: list[Any] = []
     logprobs: list[ContentLogprob] = []
 
 
-class MessageOutput(msgspec.Struct, kw_only=True):
+class MessageOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     """A message of the model."""
 
-    type: str = "message"
     id: str
     status: ItemStatus = "in_progress"
     role: str = "assistant"
     content: list[OutputText] = []
 
 
-class ReasoningText(msgspec.Struct, kw_only=True):
-    type: str = "reasoning_text"
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     text: str = ""
 
 
-class ReasoningOutput(msgspec.Struct, kw_only=True):
+class ReasoningOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """What the model thought, in full: there is no summary of it."""
 
-    type: str = "reasoning"
     id: str
     status: ItemStatus = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
 
 
-class FunctionCallOutput(msgspec.Struct, kw_only=True):
+class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     """A call of a function."""
 
-    type: str = "function_call"
     id: str
     status: ItemStatus = "in_progress"
     call_id: str
@@ -59,10 +54,9 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
-class CustomCallOutput(msgspec.Struct, kw_only=True):
+class CustomCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
     """A call of a custom tool."""
 
-    type: str = "custom_tool_call"
     id: str
     status: ItemStatus = "in_progress"
     call_id: str
@@ -147,6 +141,27 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     metadata: dict[str, str]
     prompt_cache_diagnostics: CacheDiagnostics | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+
+
+class ResponseDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemPage(msgspec.Struct, kw_only=True):
+    """A page of a response's input items."""
+
+    object: str = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: str = "response.input_tokens"
+    input_tokens: int
 
 
 def response_body(

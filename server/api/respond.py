@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...engine import GenerationRequest
-from ..middleware import request_info
+from ..middleware import RequestInfo, request_info
 from ..service import Service
 from ..stream.events import ResponseSteps, Step
 from ..stream.sse import EventEncoder, SseResponse, data_events
@@ -50,11 +50,16 @@ def submit(service: Service, request: Request, requests: Sequence[GenerationRequ
         EngineError: one was refused; none is left running.
     """
     info = request_info(request.scope)
-    info.generation_id = requests[0].id
     steps = ResponseSteps(service.engine, requests, service.telemetry, info.arrived_at)
-    info.has_failed = lambda: steps.has_failed
-    info.queue_position = service.engine.queue_position(requests[0].id)
+    note_generation(service, info, requests[0].id, steps)
     return steps
+
+
+def note_generation(service: Service, info: RequestInfo, generation_id: str, steps: ResponseSteps) -> None:
+    """Tell the outer layers what an HTTP request generates."""
+    info.generation_id = generation_id
+    info.has_failed = lambda: steps.has_failed
+    info.queue_position = service.engine.queue_position(generation_id)
 
 
 def stream_response(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import struct
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -149,6 +150,7 @@ class ScriptedEngine:
             root="scripted/model",
             backend="none",
             eos_token_ids=(IM_END,),
+            hidden_size=2,
         )
 
     async def start(self) -> None:
@@ -289,7 +291,8 @@ class ScriptedEngine:
                     cache=script.cache,
                 )
                 last = deltas.pop()
-                deltas.append(msgspec.structs.replace(last, usage=usage))
+                vector = struct.pack("<2f", 3.0, 4.0) if request.pooling else None
+                deltas.append(msgspec.structs.replace(last, usage=usage, embedding=vector))
                 self._forget(run)
             yield tuple(deltas)
 
