@@ -14,6 +14,7 @@ from starlette.routing import Match, Route
 from ..engine import Engine
 from ..engine.codec import Codec
 from .admission import Admission, KeyLimits
+from .api.anthropic_messages import MessagesApi
 from .api.caches import ACTS, CachesApi
 from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
@@ -24,10 +25,10 @@ from .api.openai_responses_store import ResponseStore
 from .api.openapi import OpenApi
 from .api.structured import SchemasApi
 from .config import ServerConfig
-from .errors import as_api_error, error_body
+from .errors import as_api_error
 from .idempotency import Idempotency
 from .metrics import Telemetry
-from .middleware import Auth, ErrorAnswers, RequestContext, cors
+from .middleware import Auth, ErrorAnswers, RequestContext, cors, error_answer
 from .service import Service
 
 
@@ -40,6 +41,7 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     service = Service(engine, codec, config, telemetry)
     chat, completions, meta = ChatApi(service), CompletionApi(service), MetaApi(service)
     caches = CachesApi(service)
+    messages = MessagesApi(service)
     responses = ResponsesApi(service, ResponseStore(engine))
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
@@ -53,6 +55,8 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/caches", caches.create, methods=["POST"]),
         Route("/v1/caches", caches.list_all, methods=["GET"]),
         Route("/v1/caches", caches.delete_by_key, methods=["DELETE"]),
@@ -97,3 +101,4 @@ def _answer_http_exception(request: Request, exc: Exception) -> Response:
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         error.headers["allow"] = ", ".join(sorted(set().union(*(route.methods for route in routes))))
     return Response(error_body(error), error.status, error.headers, "application/json")
+    return error_answer(request.scope, as_api_error(exc))

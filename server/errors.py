@@ -116,6 +116,40 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 _encode = msgspec.json.Encoder().encode
 
 
+class AnthropicError(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicEnvelope(msgspec.Struct, frozen=True):
+    """The body of an error, and the data of an `error` event, on Anthropic's paths."""
+
+    error: AnthropicError
+    type: str = "error"
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+def anthropic_status(error: ApiError) -> int:
+    """Return the status that Anthropic's API gives an error: it has its own for a full or closing server."""
+    return 529 if error.status == 503 else error.status
+
+
+def anthropic_error_body(error: ApiError) -> bytes:
+    """Return an error in Anthropic's form."""
+    status = anthropic_status(error)
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return _encode(AnthropicEnvelope(AnthropicError(kind, error.message)))
+
+
 def model_not_found(name: str) -> NotFound:
     """The error for a model that is not served here."""
     shown = name if len(name) <= 100 else name[:100] + "..."

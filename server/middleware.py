@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import Unauthorized, as_api_error, error_body
+from .errors import ApiError, Unauthorized, anthropic_error_body, anthropic_status, as_api_error, error_body
 from .metrics import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ GENERATION_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/messages",
         "/v1/embeddings",
         "/v1/caches",
     }
@@ -101,6 +102,20 @@ def is_generation(scope: Scope) -> bool:
     return scope["method"] == "POST" and (path in GENERATION_PATHS or prewarms)
 
 
+def is_anthropic(scope: Scope) -> bool:
+    """Whether this path speaks Anthropic's protocol."""
+    return (route_path(scope) + "/").startswith("/v1/messages/")
+
+
+def error_answer(scope: Scope, error: ApiError) -> Response:
+    """Return the answer that tells an error in the form of the path's protocol."""
+    if is_anthropic(scope):
+        body, status = anthropic_error_body(error), anthropic_status(error)
+    else:
+        body, status = error_body(error), error.status
+    return Response(body, status, error.headers, "application/json")
+
+
 class RequestContext:
     """Gives every request an id, every answer the common headers, and the log one line for each."""
 
@@ -122,6 +137,8 @@ class RequestContext:
                 elapsed_ms = (time.perf_counter() - info.arrived_at) * 1000
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = info.id
+                if is_anthropic(scope):
+                    headers["request-id"] = info.id
                 headers["openai-processing-ms"] = f"{elapsed_ms:.0f}"
                 headers["openai-version"] = "2020-10-01"
                 if info.queue_position:
@@ -165,8 +182,7 @@ class ErrorAnswers:
                 raise  # the status is out: only cutting the connection can still say that this failed
             if error.status in (429, 503) and is_generation(scope):
                 self.telemetry.rejections[error.code or "unavailable"] += 1
-            answer = Response(error_body(error), error.status, error.headers, "application/json")
-            await answer(scope, receive, send)
+            await error_answer(scope, error)(scope, receive, send)
 
 
 class Auth:
