@@ -100,5 +100,4 @@ def _answer_http_exception(request: Request, exc: Exception) -> Response:
     if error.status == 405:  # the router names the methods of the first route of this path only
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         error.headers["allow"] = ", ".join(sorted(set().union(*(route.methods for route in routes))))
-    return Response(error_body(error), error.status, error.headers, "application/json")
-    return error_answer(request.scope, as_api_error(exc))
+    return error_answer(request.scope, error)
