@@ -102,14 +102,14 @@ def is_generation(scope: Scope) -> bool:
     return scope["method"] == "POST" and (path in GENERATION_PATHS or prewarms)
 
 
-def is_anthropic(scope: Scope) -> bool:
+def is_anthropic(path: str) -> bool:
     """Whether this path speaks Anthropic's protocol."""
-    return (route_path(scope) + "/").startswith("/v1/messages/")
+    return f"{path}/".startswith("/v1/messages/")
 
 
 def error_answer(scope: Scope, error: ApiError) -> Response:
     """Return the answer that tells an error in the form of the path's protocol."""
-    if is_anthropic(scope):
+    if is_anthropic(route_path(scope)):
         body, status = anthropic_error_body(error), anthropic_status(error)
     else:
         body, status = error_body(error), error.status
@@ -137,7 +137,7 @@ class RequestContext:
                 elapsed_ms = (time.perf_counter() - info.arrived_at) * 1000
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = info.id
-                if is_anthropic(scope):
+                if is_anthropic(route_path(scope)):
                     headers["request-id"] = info.id
                 headers["openai-processing-ms"] = f"{elapsed_ms:.0f}"
                 headers["openai-version"] = "2020-10-01"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from secrets import token_hex
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,6 +32,10 @@ from .respond import isolation_salt, off_loop, submit, whole_response
 from .sampling import read_fields, to_params
 from .structured import Asked, prepare
 from .types import encode
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
 
 
 class _Whole:
@@ -111,7 +116,7 @@ class MessagesApi:
         fields, ignored, size_bytes = await read_fields(request, MessagesRequest, service.config)
         service.model_name(fields.model)
         prompt, _ = await off_loop(service, size_bytes, lambda: read_prompt(service, fields))
-        body = encode({"input_tokens": len(prompt.tokens)})
+        body = encode(TokenCount(len(prompt.tokens)))
         return Response(body, media_type="application/json", headers=ignored_header(ignored))
 
 

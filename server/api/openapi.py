@@ -13,8 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import ErrorEnvelope
-from ..middleware import ADMIN_PATHS, OPEN_PATHS
+from ..errors import AnthropicEnvelope, ErrorEnvelope
+from ..middleware import ADMIN_PATHS, OPEN_PATHS, is_anthropic
+from .anthropic_events import MessageBody
+from .anthropic_input import MessagesRequest
+from .anthropic_messages import TokenCount
 from .caches import CacheBody, CacheList, CreateCache, Deleted, Explanation, PromptFields, SaltFields
 from .estimate import Estimate
 from .meta import (
@@ -46,6 +49,12 @@ class NumberedEvent(msgspec.Struct):
 
     type: str
     sequence_number: int
+
+
+class NamedEvent(msgspec.Struct):
+    """An event of Anthropic's streams."""
+
+    type: str
 
 
 LIMITS: dict[str, dict[str, Any]] = {
@@ -124,6 +133,11 @@ OPERATIONS = (
         "/v1/responses/{id}/input_items", "What a response was given", ItemPage,
         query=("order", "after", "limit", SALT),
     ),
+    _post(
+        "/v1/messages", "Answer messages in Anthropic's protocol", MessagesRequest, MessageBody,
+        event=NamedEvent, generates=True,
+    ),
+    _post("/v1/messages/count_tokens", "Count the tokens of messages", MessagesRequest, TokenCount),
     _post("/v1/caches", "Keep a prompt by name", CreateCache, CacheBody, status=201, generates=True),
     _get("/v1/caches", "List the named prompts", CacheList, query=(SALT,)),
     Operation(
@@ -156,7 +170,7 @@ def document(operations: Iterable[Operation] = OPERATIONS, *, needs_key: bool = 
     """Return the OpenAPI 3.1 document of the operations, of a server with or without API keys."""
     rows = list(operations)
     kinds = [kind for row in rows for kind in (row.body, row.answer, row.event) if kind is not None]
-    types = list(dict.fromkeys([*kinds, ErrorEnvelope]))
+    types = list(dict.fromkeys([*kinds, ErrorEnvelope, AnthropicEnvelope]))
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     of = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -217,8 +231,9 @@ def _responses(row: Operation, of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     if row.generates:
         statuses |= {422, 429}
     if row.generates or row.path in ("/health", "/ready") or row.path.startswith("/v1/caches"):
-        statuses.add(503)
-    error = {"description": "An error", "content": {JSON: {"schema": of[ErrorEnvelope]}}}
+        statuses.add(529 if is_anthropic(row.path) else 503)
+    envelope = AnthropicEnvelope if is_anthropic(row.path) else ErrorEnvelope
+    error = {"description": "An error", "content": {JSON: {"schema": of[envelope]}}}
     answers: dict[str, Any] = {str(row.status): {"description": "Success", "content": content}}
     return answers | {str(status): error for status in sorted(statuses)}
 
