@@ -21,20 +21,17 @@ LONG_TTL_S = 3600.0
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-class TextBlock(msgspec.Struct, kw_only=True):
-    type: str = "text"
+class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
     text: str = ""
     citations: None = None
 
 
-class ThinkingBlock(msgspec.Struct, kw_only=True):
-    type: str = "thinking"
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag="thinking"):
     thinking: str = ""
     signature: str = ""
 
 
-class ToolUseBlock(msgspec.Struct, kw_only=True):
-    type: str = "tool_use"
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
     id: str
     name: str
     input: Any = {}
