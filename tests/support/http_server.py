@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from openai_spec import Checked
 from scripted_engine import ScriptedEngine, toy_codec
 from starlette.applications import Starlette
 
@@ -34,11 +35,14 @@ def scripted_app(engine: ScriptedEngine | None = None, **settings: Any) -> tuple
 
 @contextlib.asynccontextmanager
 async def client_of(app: Starlette, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client that calls the application without a port, inside its lifespan."""
+    """A client that calls the application without a port, inside its lifespan; every answer of an endpoint
+    that OpenAI has is held against OpenAI's description."""
+    checked = Checked(app)
     async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(checked, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test", **options) as client:
             yield client
+    assert not checked.faults, checked.faults[0]
 
 
 @contextlib.asynccontextmanager

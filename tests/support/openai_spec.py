@@ -1,0 +1,143 @@
+"""Checks answers against OpenAI's own description of its API as they pass.
+
+The document lies beside the repository (`shared/data/openai/openapi.yaml`); where it does not, the types of
+the `openai` package are the measure.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import yaml  # type: ignore[import-untyped]
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+DOCUMENT = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "openai" / "openapi.yaml"
+KNOWN: dict[str, tuple[str, Any]] = {
+    "chat": ("CreateChatCompletionResponse", ChatCompletion),
+    "chat chunk": ("CreateChatCompletionStreamResponse", ChatCompletionChunk),
+    "completion": ("CreateCompletionResponse", Completion),
+    "embeddings": ("CreateEmbeddingResponse", CreateEmbeddingResponse),
+    "model": ("Model", Model),
+    "models": ("ListModelsResponse", None),
+    "error": ("ErrorResponse", None),
+    "response": ("Response", Response),
+    "response event": ("ResponseStreamEvent", ResponseStreamEvent),
+}
+"""By what is checked: the document's schema, and the package's type."""
+ROUTES = [
+    ("POST", "/v1/chat/completions", "chat", "chat chunk"),
+    ("POST", "/v1/completions", "completion", "completion"),
+    ("POST", "/v1/embeddings", "embeddings", ""),
+    ("GET", "/v1/models", "models", ""),
+    ("GET", "/v1/models/.+", "model", ""),
+    ("POST", "/v1/responses", "response", "response event"),
+    ("GET", "/v1/responses/[^/]+", "response", "response event"),
+]
+UNKNOWN_TO_THE_DOCUMENT: frozenset[str] = frozenset()
+"""Names of event types that OpenAI's SDK knows and the document does not."""
+
+
+@functools.cache
+def faults_of(kind: str) -> Callable[[Any], str]:
+    """A function that says what is wrong with a decoded body; nothing: ""."""
+    schema, form = KNOWN[kind]
+    if DOCUMENT.exists():
+        parts = _reachable(schema)
+        validator = jsonschema_rs.validator_for(
+            {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "$ref": f"#/components/schemas/{schema}",
+                "components": {"schemas": parts},
+            }
+        )
+        return lambda body: next((str(error)[:2000] for error in validator.iter_errors(body)), "")
+    if form is None:
+        return lambda _: ""
+    adapter = TypeAdapter(form)
+
+    def faults(body: Any) -> str:
+        try:
+            adapter.validate_python(body)
+        except ValidationError as err:
+            return str(err)[:2000]
+        return ""
+
+    return faults
+
+
+class Checked:
+    """An application whose answers are checked; `faults` lists what was wrong."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.faults: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, media_type, body = 0, "", bytearray()
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status, media_type
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                media_type = dict(message["headers"]).get(b"content-type", b"").decode().partition(";")[0]
+            elif message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_noting)
+        for what, fault in check(scope["method"], scope["path"], status, media_type, bytes(body)):
+            self.faults.append(f"{scope['method']} {scope['path']}: {fault}\n{what}")
+
+
+def check(method: str, path: str, status: int, media_type: str, body: bytes) -> Iterable[tuple[str, str]]:
+    """What does not conform, each with its fault."""
+    route = next((r for r in ROUTES if r[0] == method and re.fullmatch(r[1], path)), None)
+    if route is None:
+        return
+    if media_type == "application/json":
+        kind = route[2] if status < 400 else "error"
+        if fault := faults_of(kind)(json.loads(body)):
+            yield body.decode()[:2000], fault
+    elif media_type == "text/event-stream":
+        for event in re.split(rb"\r?\n\r?\n", body)[:-1]:
+            data = b"".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+            if not data or data == b"[DONE]":
+                continue
+            decoded = json.loads(data)
+            if decoded.get("type") in UNKNOWN_TO_THE_DOCUMENT:
+                continue
+            kind = "error" if set(decoded) == {"error"} else route[3]
+            if fault := faults_of(kind)(decoded):
+                yield data.decode()[:2000], fault
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.load(DOCUMENT.read_bytes(), Loader=yaml.CSafeLoader)
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    return schemas
+
+
+def _reachable(name: str) -> dict[str, Any]:
+    """A schema and all that it refers to."""
+    found: dict[str, Any] = {}
+    todo = [name]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found[name] = _document()[name]
+            todo += re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(found[name], default=str))
+    return found
