@@ -43,6 +43,29 @@ ROUTES = [
     ("POST", "/v1/responses", "response", "response event"),
     ("GET", "/v1/responses/[^/]+", "response", "response event"),
 ]
+_CHOICE = "properties/choices/items/properties"
+_LOGPROBS = f"{_CHOICE}/logprobs/anyOf/0/properties"
+AMENDED: list[tuple[str, str, Any]] = [
+    # OpenAI's own streams have null until the end.
+    ("CreateCompletionResponse", f"{_CHOICE}/finish_reason", {"type": "null"}),
+    ("CreateCompletionResponse", "properties/usage", {"type": "null"}),
+    # The first token of an echoed prompt has no logprob.
+    (
+        "CreateCompletionResponse",
+        f"{_LOGPROBS}/token_logprobs/items",
+        {"type": "null"},
+    ),
+    (
+        "CreateCompletionResponse",
+        f"{_LOGPROBS}/top_logprobs/items",
+        {"type": "null"},
+    ),
+    # Ours: a request that was ended from outside.
+    ("CreateCompletionResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
+    ("CreateChatCompletionResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
+    ("CreateChatCompletionStreamResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
+]
+"""What is right though the document does not say so: schema, place, what may stand there too."""
 UNKNOWN_TO_THE_DOCUMENT: frozenset[str] = frozenset()
 """Names of event types that OpenAI's SDK knows and the document does not."""
 
@@ -127,17 +150,40 @@ def check(method: str, path: str, status: int, media_type: str, body: bytes) -> 
 @functools.cache
 def _document() -> dict[str, Any]:
     document: dict[str, Any] = yaml.load(DOCUMENT.read_bytes(), Loader=yaml.CSafeLoader)
-    schemas: dict[str, Any] = document["components"]["schemas"]
+    schemas: dict[str, Any] = _with_nulls(document["components"]["schemas"])
     return schemas
 
 
+def _with_nulls(part: Any) -> Any:
+    """`nullable` is OpenAPI 3.0's, and the document of 3.1 still has it: said in JSON Schema's words."""
+    if isinstance(part, list):
+        return [_with_nulls(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    plain = {name: _with_nulls(each) for name, each in part.items() if name != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if part.get("nullable") is True else plain
+
+
+def _amend(schema: Any, place: str, also: Any) -> Any:
+    """The schema with one more thing allowed at a place."""
+    if not place:
+        return {"anyOf": [schema, also]}
+    first, _, rest = place.partition("/")
+    if isinstance(schema, list):
+        return [_amend(part, rest, also) if str(at) == first else part for at, part in enumerate(schema)]
+    return {**schema, first: _amend(schema[first], rest, also)}
+
+
 def _reachable(name: str) -> dict[str, Any]:
-    """A schema and all that it refers to."""
+    """A schema and all that it refers to, amended."""
     found: dict[str, Any] = {}
     todo = [name]
     while todo:
         name = todo.pop()
         if name not in found:
             found[name] = _document()[name]
+            for schema, place, also in AMENDED:
+                if schema == name:
+                    found[name] = _amend(found[name], place, also)
             todo += re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(found[name], default=str))
     return found
