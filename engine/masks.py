@@ -70,5 +70,9 @@ def _filled(segment: Segment, row: NDArray[np.uint32]) -> bool:
         return True  # what is drawn here will be dropped
     if len(seq.tokens) < segment.start + segment.count:
         return False
-    matcher.fill(row)
+    at = len(seq.tokens)
+    if at < seq.sampling.min_len:
+        matcher.fill(row)  # the device keeps the end away: no time to bring one about
+    else:
+        matcher.fill(row, seq.max_len - at)
     return True

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..codec.tokenizer import Tokenizer
 from ..errors import EngineOverloaded, GrammarRefused
+from .closing import LONGEST_WAY, Closings
 from .mask import Matcher
 from .schema import Examined, Finding, SchemaReport, children, examine
 from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags
 from .tags import tags_to_lark
-from .vocabulary import token_view
+from .vocabulary import Vocabulary, read_vocabulary
 
 T = TypeVar("T")
 
@@ -54,12 +55,15 @@ class CompiledGrammar:
     """A grammar at its start."""
 
     start: LLMatcher
+    closings: Closings
+    shortest: int | None
+    """Tokens of a short answer, None if none was found."""
     warnings: tuple[str, ...]
     """What of it is not enforced, in words."""
 
     def matcher(self) -> Matcher:
         """A new follower, for one choice."""
-        return Matcher(self.start.deep_copy())
+        return Matcher(self.start.deep_copy(), self.closings, self.shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, tuple(eos_token_ids)
-        self._view: LLTokenizer | None = None
-        self._view_lock = threading.Lock()
+        self._read: Vocabulary | None = None
+        self._read_lock = threading.Lock()
         self._limits = LLParserLimits(verbose_errors=False)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
         self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
@@ -144,15 +148,15 @@ class GrammarCompiler:
 
     def _state(self, source: str) -> LLMatcher:
         """The library's matcher of a grammar in its own form; `is_error()` if it is wrong."""
-        return LLMatcher(self.view, source, log_level=0, limits=self._limits)
+        return LLMatcher(self.vocabulary.view, source, log_level=0, limits=self._limits)
 
     @property
-    def view(self) -> LLTokenizer:
-        """The vocabulary's tables, built at the first use."""
-        with self._view_lock:
-            if self._view is None:
-                self._view = token_view(self._tokenizer, self._vocab_size, self._eos)
-            return self._view
+    def vocabulary(self) -> Vocabulary:
+        """Built at the first use."""
+        with self._read_lock:
+            if self._read is None:
+                self._read = read_vocabulary(self._tokenizer, self._vocab_size, self._eos)
+            return self._read
 
     # -- schemas -----------------------------------------------------------------------------------
 
@@ -247,14 +251,16 @@ class GrammarCompiler:
             state.compute_bitmask()  # the dearest one: most of what later ones need is kept
         if state.is_error():
             raise GrammarRefused(f"the grammar cannot be compiled: {_error_of(state)}")
-        return CompiledGrammar(state, warnings)
+        closings = self.vocabulary.closings
+        way = closings.way(state, LONGEST_WAY)
+        return CompiledGrammar(state, closings, None if way is None else len(way), warnings)
 
     # -- threads and keeping -----------------------------------------------------------------------
 
     async def _off_loop(self, key: bytes, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        if self._view is None:
-            await loop.run_in_executor(self._pool, lambda: self.view)
+        if self._read is None:
+            await loop.run_in_executor(self._pool, lambda: self.vocabulary)
         running = self._running.get(key)
         if running is None:
             if len(self._running) >= MAX_WAITING:

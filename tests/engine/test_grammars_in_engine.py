@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from fake_engine import Result, fake_runtime, read, running_engine
 
 from artesian.engine import GenerationRequest, GrammarRefused, SamplingParams
-from artesian.engine.grammar import Choice, Grammar, JsonSchema, Regex
+from artesian.engine.grammar import Choice, Grammar, JsonSchema, Regex, Tag, Tags
 from artesian.engine.grammar.mask import Matcher
 from artesian.engine.local import LocalEngine
 
@@ -146,3 +147,35 @@ async def test_failed_step_and_abort_leave_no_device_waiting_for_a_mask() -> Non
         await aborted.aclose()
         assert (await answer(engine, Choice(("yes",)))).text[0] == "yes"
     assert ends[-1] == "error"
+
+
+# -- near the token limit ------------------------------------------------------------------------------
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "list": {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+    },
+    "required": ["text", "list"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("max_tokens", range(24, 84, 7))
+@pytest.mark.parametrize(
+    "schema", [{"type": "object"}, NESTED, {"type": "integer"}, {"items": {"type": "string", "minLength": 3}}]
+)
+async def test_json_is_closed_before_the_limit(schema: dict[str, Any], max_tokens: int) -> None:
+    async with running_engine(fake_runtime(max_len=120)) as engine:
+        result = await answer(engine, JsonSchema(schema), [max_tokens] * 5, n=2, max_tokens=max_tokens)
+    for index, text in result.text.items():
+        jsonschema.validate(json.loads(text), schema)
+        assert result.finish[index] == "stop"
+
+
+async def test_free_text_is_cut_at_the_limit_and_not_ended() -> None:
+    form = Tags(tags=(Tag("<a>", {"type": "object"}, "</a>"),), triggers=("<a>",))
+    async with running_engine() as engine:
+        result = await answer(engine, form, max_tokens=20, ignore_eos=True)
+    assert result.finish[0] == "length"
