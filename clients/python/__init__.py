@@ -36,6 +36,8 @@ from .events import (
     ToolStarted,
     UsageReport,
 )
+from .response_stream import AsyncResponseStream, ResponseStream
+from .response_types import ModelResponse, OutputItem, ResponseEvent
 from .retry import RetryPolicy
 from .tool import Tool
 from .tool_calls import ToolLimits
@@ -50,6 +52,7 @@ __all__ = [
     "APITimeoutError",
     "AsyncChatStream",
     "AsyncClient",
+    "AsyncResponseStream",
     "AuthenticationError",
     "BadRequestError",
     "CacheDiagnostics",
@@ -64,12 +67,16 @@ __all__ = [
     "ConflictError",
     "ContentDelta",
     "InternalServerError",
+    "ModelResponse",
     "NamedCache",
     "NotFoundError",
+    "OutputItem",
     "PermissionDeniedError",
     "RateLimitError",
     "ReasoningDelta",
     "RequestTooLargeError",
+    "ResponseEvent",
+    "ResponseStream",
     "RetryPolicy",
     "ServiceUnavailableError",
     "StreamError",

@@ -14,6 +14,7 @@ import httpx
 from .caches import AsyncCaches, Caches
 from .chat import AsyncChat, Chat
 from .params import CallParams, CompletionParams, json_call, plain_call
+from .responses import AsyncResponses, Responses
 from .retry import RetryPolicy
 from .transport import AsyncTransport, Target, Transport
 from .types import CompletionAnswer, ModelList
@@ -59,6 +60,7 @@ class Client:
         target = Target.of(base_url, api_key, timeout_s, _policy(retry, max_retries))
         self._transport = Transport(self._http, target, sleep)
         self.chat = Chat(self._transport)
+        self.responses = Responses(self._transport)
         self.caches = Caches(self._transport)
 
     def complete(self, prompt: str | list[int], **params: Unpack[CompletionParams]) -> CompletionAnswer:
@@ -103,6 +105,7 @@ class AsyncClient:
         target = Target.of(base_url, api_key, timeout_s, _policy(retry, max_retries))
         self._transport = AsyncTransport(self._http, target, sleep)
         self.chat = AsyncChat(self._transport)
+        self.responses = AsyncResponses(self._transport)
         self.caches = AsyncCaches(self._transport)
 
     async def complete(self, prompt: str | list[int], **params: Unpack[CompletionParams]) -> CompletionAnswer:

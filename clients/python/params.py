@@ -101,6 +101,26 @@ class ToolChatParams(SamplingParams, total=False):
     chat_template_kwargs: Mapping[str, Any]
 
 
+class ResponseParams(SamplingParams, total=False):
+    """Fields of responses."""
+
+    instructions: str
+    previous_response_id: str
+    """Goes on from that response."""
+    store: bool
+    background: bool
+    max_output_tokens: int
+    max_tool_calls: int
+    include: Sequence[str]
+    top_logprobs: int
+    text: Mapping[str, Any]
+    reasoning: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
+
+
 class CompletionParams(SamplingParams, total=False):
     """Fields of text completions."""
 

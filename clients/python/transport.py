@@ -79,6 +79,10 @@ class Transport:
     def __init__(self, http: httpx.Client, target: Target, sleep: Callable[[float], None]) -> None:
         self._http, self._target, self._sleep = http, target, sleep
 
+    def max_retries(self, call: Call) -> int:
+        """Return how often this call is tried again."""
+        return self._target.retries(call).max_retries
+
     def send(self, call: Call, form: type[A]) -> A:
         """Send a call and return its answer.
 
@@ -127,6 +131,10 @@ class AsyncTransport:
         self, http: httpx.AsyncClient, target: Target, sleep: Callable[[float], Awaitable[Any]]
     ) -> None:
         self._http, self._target, self._sleep = http, target, sleep
+
+    def max_retries(self, call: Call) -> int:
+        """See `Transport.max_retries`."""
+        return self._target.retries(call).max_retries
 
     async def send(self, call: Call, form: type[A]) -> A:
         """See `Transport.send`. Cancelling it ends the request in the server too."""

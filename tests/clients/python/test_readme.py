@@ -61,10 +61,14 @@ async def test_using_the_prompt_cache(tmp_path: Path) -> None:
     assert second.startswith("teacher ") and second.endswith(" True")
 
 
+async def test_remembering(url: str) -> None:
+    assert await printed("Let the server remember", url) == "It pulls.completed\n"
+
+
 async def test_asyncio(url: str) -> None:
     first, second = (await printed("With asyncio", url)).splitlines()
     assert first == "['It pulls.', 'It pulls.']" and second.startswith("400 temperature req_")
 
 
 def test_every_block_is_tested() -> None:
-    assert len(code_blocks(README, "python", "")) == 4
+    assert len(code_blocks(README, "python", "")) == 5
