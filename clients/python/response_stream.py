@@ -79,8 +79,8 @@ Reopen = Callable[[str, int], httpx.Response]
 
 
 class ResponseStream:
-    """A stream to iterate over inside `with`. Leaving it early ends the request in the server, unless it can be
-    taken up again: then it goes on for the server's grace time."""
+    """A stream to iterate over inside `with`. Leaving it early ends the request in the server, unless it can
+    be taken up again: then it goes on for the server's grace time."""
 
     def __init__(self, send: Open, reopen: Reopen | None, max_reconnects: int, after: int = -1) -> None:
         self._send, self._reopen, self._max_reconnects = send, reopen, max_reconnects

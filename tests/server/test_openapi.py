@@ -65,16 +65,25 @@ async def test_a_wrong_method_is_told_all_that_the_path_knows() -> None:
 
 
 @pytest.mark.slow
-def test_what_schemathesis_sends_is_answered_as_the_document_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phases", "examples"),
+    [
+        ("fuzzing", 8),
+        pytest.param("coverage,fuzzing", 100, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+    ],
+)
+def test_what_schemathesis_sends_is_answered_as_the_document_says(
+    tmp_path: Path, phases: str, examples: int
+) -> None:
     config = {"access_log": False, "api_keys": ["one"]}
     with server_process(script={"text": "Hello"}, config=config) as (_, url):
         done = subprocess.run(
             [
                 str(SCHEMATHESIS), "run", f"{url}/openapi.json", "--header", "Authorization: Bearer one",
-                "--phases", "coverage,fuzzing", "--max-examples", "4", "--seed", "1", "--no-color",
+                "--phases", phases, "--max-examples", str(examples), "--seed", "1", "--no-color",
                 "--exclude-checks", ",".join(NOT_CHECKED),
             ],
-            cwd=tmp_path, capture_output=True, text=True, timeout=100,
+            cwd=tmp_path, capture_output=True, text=True, timeout=800,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:]
     tested = re.search(r"Tested: (\d+)", done.stdout)
