@@ -6,6 +6,7 @@ way that is found is right, but it need not be the shortest, and there may be on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,9 @@ LONGEST_WAY = 512
 """Tokens; an answer that needs more to close is not closed."""
 BRACKET, QUOTE, SEPARATOR, LITERAL = range(4)
 LITERALS = (b"0", b"1", b"null", b"true", b"false", b"[", b"{")
+SAME = 2
+CHARACTERS = b"a@0.-/:1b_A+TZ"
+"""Tried in turn where a text needs more than one kind of character, such as an address."""
 STRUCTURE = frozenset(b'{}[]",:\\')
 
 
@@ -29,6 +33,9 @@ class Closings:
         quotes_first = sorted(ranked, key=lambda entry: entry[0][0] != QUOTE)
         self._outside = np.array([token_id for _, token_id in ranked], np.int64)
         self._inside = np.array([token_id for _, token_id in quotes_first], np.int64)
+        characters = [bytes([code]) for code in (*CHARACTERS, *range(0x20, 0x7F)) if code not in STRUCTURE]
+        at = {data: token_id for token_id, data in enumerate(tokens) if len(data) == 1}
+        self._characters = [at[data] for data in dict.fromkeys(characters) if data in at]
         self._brackets = [tokens.index(data) for data in (b"}", b"]") if data in tokens]
         self._text = np.zeros(self._words, np.uint32)
         for token_id, data in enumerate(tokens):
@@ -43,6 +50,7 @@ class Closings:
     def _find(self, state: LLMatcher, most: int, *, inside: bool = False) -> list[int] | None:
         row = np.empty(self._words, np.uint32)
         way: list[int] = []
+        tried: Counter[int] = Counter()
         while len(way) <= most:
             if state.is_error():
                 return None
@@ -52,8 +60,13 @@ class Closings:
             if not tokens:
                 state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
                 # Where either bracket may come, both are a string's content.
-                is_text = all(row[token_id >> 5] >> (token_id & 31) & 1 for token_id in self._brackets)
-                tokens = [_first(row, self._inside if inside or is_text else self._outside)]
+                is_text = all(_has(row, token_id) for token_id in self._brackets)
+                token = _first(row, self._inside if inside or is_text else self._outside)
+                if tried[token] >= SAME and way[-1] == token:  # more of the same leads nowhere
+                    others = [other for other in self._characters if _has(row, other)]
+                    token = min(others, key=tried.__getitem__, default=token)
+                tried[token] += 1
+                tokens = [token]
             state.consume_tokens(tokens)
             way += tokens
         return None
@@ -62,6 +75,10 @@ class Closings:
         """Leave in a mask the next token of the way, and text that opens nothing."""
         row &= self._text
         row[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def _has(row: NDArray[np.uint32], token: int) -> bool:
+    return bool(row[token >> 5] >> (token & 31) & 1)
 
 
 def _first(row: NDArray[np.uint32], order: NDArray[np.int64]) -> int:

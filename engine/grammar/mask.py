@@ -91,7 +91,11 @@ class Matcher:
 
     def _still(self, way: list[int]) -> list[int] | None:
         """A known way, if it leads on from here too."""
-        return way if way and self.accepted(way) == len(way) else None
+        if not way or self.accepted(way) < len(way):
+            return None
+        end = self._state.deep_copy()
+        end.consume_tokens(way)
+        return way if end.is_stopped() and not end.is_error() else None
 
     def _check(self) -> None:
         if self._state.is_error():
