@@ -96,7 +96,10 @@ class ResponsesApi:
     async def get(self, request: Request) -> Response:
         """GET /v1/responses/{id}, or its events with `stream=true`, those behind `starting_after`."""
         response_id, salt, run = self._place(request)
-        if request.query_params.get("stream", "false").lower() == "true":
+        stream = request.query_params.get("stream", "false").lower()
+        if stream not in ("true", "false"):
+            raise invalid("stream", "stream must be true or false")
+        if stream == "true":
             if run is None:
                 await self._store.get(salt, response_id)
                 raise BadRequest(

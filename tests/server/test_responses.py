@@ -262,6 +262,8 @@ async def test_a_background_response_is_read_when_it_is_done(engine: ScriptedEng
         again = read_events((await client.get(f"{URL}/{begun['id']}?stream=true")).text)
         assert again[3:] == events and again[1]["type"] == "response.queued"
         assert (await client.get(f"{URL}/{begun['id']}")).json() == events[-1]["response"]
+        odd = await client.get(f"{URL}/{begun['id']}?stream=yes")
+        assert odd.status_code == 400 and odd.json()["error"]["param"] == "stream"
         late = await client.get(f"{URL}/{begun['id']}?stream=true&starting_after=99")
         assert late.status_code == 400 and late.json()["error"]["param"] == "starting_after"
 

@@ -1,5 +1,6 @@
 // The prompt cache by name: compute ahead, pin, list, explain, delete (`/v1/caches`).
 
+import { query } from "./query.js";
 import type { CallOptions, Transport } from "./transport.js";
 import type { CacheDeleted, CacheExplanation, CacheList, NamedCache, PromptParams } from "./types.js";
 
@@ -80,9 +81,4 @@ export class Caches {
 
 function named(name: string, options?: NamedOptions): string {
   return `${PATH}/${encodeURIComponent(name)}${query({ cache_salt: options?.cacheSalt })}`;
-}
-
-function query(fields: Record<string, string | undefined>): string {
-  const given = Object.entries(fields).filter((field): field is [string, string] => field[1] !== undefined);
-  return given.length > 0 ? `?${new URLSearchParams(given)}` : "";
 }

@@ -1,7 +1,8 @@
-// The client: chat, completions, models and the prompt cache of one server.
+// The client: chat, responses, completions, models and the prompt cache of one server.
 
 import { Caches } from "./caches.js";
 import { ChatStream } from "./chat-stream.js";
+import { Responses } from "./responses.js";
 import { runTools, type ToolChatParams, type ToolLoopOptions, type ToolRun } from "./tool-loop.js";
 import { type CallOptions, type ClientOptions, Transport } from "./transport.js";
 import type { ChatAnswer, ChatEstimate, ChatParams, CompletionAnswer, CompletionParams, ModelList } from "./types.js";
@@ -53,12 +54,14 @@ export class Chat {
 /** A client of one server. It holds no connection of its own: there is nothing to close. */
 export class Client {
   readonly chat: Chat;
+  readonly responses: Responses;
   readonly caches: Caches;
   readonly #transport: Transport;
 
   constructor(options: ClientOptions = {}) {
     this.#transport = new Transport(options);
     this.chat = new Chat(this.#transport);
+    this.responses = new Responses(this.#transport);
     this.caches = new Caches(this.#transport);
   }
 

@@ -24,6 +24,10 @@ export {
   UnprocessableEntityError,
 } from "./errors.js";
 export type * from "./events.js";
+export { ResponseStream } from "./response-stream.js";
+export type * from "./response-types.js";
+export { outputText } from "./response-types.js";
+export { type ResponseOptions, Responses, type StreamOptions } from "./responses.js";
 export type { RetryPolicy } from "./retry.js";
 export type { ToolChatParams, ToolLoopOptions, ToolRun } from "./tool-loop.js";
 export { type AnyTool, tool, type Tool, type ToolContext, type ToolLimits } from "./tools.js";

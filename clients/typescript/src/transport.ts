@@ -70,6 +70,11 @@ export class Transport {
     this.#sleep = options.sleep ?? sleep;
   }
 
+  /** Return how often such a call is tried again. */
+  maxRetries(options: CallOptions): number {
+    return options.maxRetries ?? this.#policy.maxRetries;
+  }
+
   /** Send a call and return its answer. A body makes it a POST, unless the method says otherwise. */
   async send<T extends Answered>(
     method: string,
@@ -102,7 +107,7 @@ export class Transport {
 
   /** Send a call and return its answer as soon as its head is there. It must be closed. */
   async open(method: string, path: string, body: unknown, options: CallOptions = {}): Promise<OpenAnswer> {
-    const policy = { ...this.#policy, maxRetries: options.maxRetries ?? this.#policy.maxRetries };
+    const policy = { ...this.#policy, maxRetries: this.maxRetries(options) };
     for (let attempt = 0; ; attempt++) {
       const failed = await this.#attempt(method, path, body, options);
       if (!("error" in failed)) return failed;

@@ -80,6 +80,13 @@ async def test_the_tour_lets_the_model_call_functions(tmp_path: Path) -> None:
     assert said == ["335,789 people. (2 rounds)"]
 
 
+async def test_the_tour_lets_the_server_remember(tmp_path: Path) -> None:
+    app, _ = scripted_app(ScriptedEngine(toy_codec(), Script(text="It pulls.", tokens_per_step=9)))
+    async with running_server(app) as url:
+        said = await printed("Let the server remember", url, tmp_path)
+    assert said == ["It pulls.", "completed It pulls."]
+
+
 async def test_the_tour_uses_the_prompt_cache(tmp_path: Path) -> None:
     engine = disk_engine(tmp_path / "cache", blocks=600, max_len=1000)
     async with running_server(create_app(engine, engine.codec, ServerConfig(access_log=False))) as url:
@@ -91,4 +98,4 @@ async def test_the_tour_uses_the_prompt_cache(tmp_path: Path) -> None:
 
 
 def test_every_block_of_the_readme_is_tested() -> None:
-    assert len(code_blocks(README, "ts", "")) == 3
+    assert len(code_blocks(README, "ts", "")) == 4
