@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, WebSocketRoute
 
 from ..engine import Engine
 from ..engine.codec import Codec
@@ -21,6 +21,7 @@ from .api.openai_chat import ChatApi
 from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
 from .api.openai_responses import ResponsesApi
+from .api.openai_responses_socket import ResponsesSocket
 from .api.openai_responses_store import ResponseStore
 from .api.openapi import OpenApi
 from .api.structured import SchemasApi
@@ -43,12 +44,14 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
     caches = CachesApi(service)
     messages = MessagesApi(service)
     responses = ResponsesApi(service, ResponseStore(engine))
+    limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency, time.monotonic)
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"]),
         Route("/v1/chat/completions/estimate", chat.estimate, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
         Route("/v1/schemas/validate", SchemasApi(service).validate, methods=["POST"]),
+        WebSocketRoute("/v1/responses", ResponsesSocket(service, limits).connect),
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
         Route("/v1/responses/{id}", responses.get, methods=["GET"]),
@@ -75,7 +78,6 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         Route("/metrics", meta.metrics),
         Route("/", meta.root),
     ]
-    limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency, time.monotonic)
     middleware = [
         Middleware(RequestContext, telemetry=telemetry, access_log=config.access_log),
         *cors(config.allowed_origins),

@@ -49,6 +49,8 @@ class GuardedConnection(HttpToolsProtocol):
         self._has_begun = False
         """Whether a request began in the packet at hand."""
         self._offers_upgrade = False
+        self.becomes_websocket = False
+        """Whether another protocol takes the connection over at the end of this head."""
         self.parser = _PlainParser(self)
         self._refusal = Refused("This is not a valid HTTP request.", code="invalid_http")
 
@@ -93,6 +95,11 @@ class GuardedConnection(HttpToolsProtocol):
         if self._offers_upgrade:
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("no proxy")
+            is_free = self.cycle is None or self.cycle.response_complete
+            if is_free and self.parser.get_method() == b"GET" and self._should_upgrade():
+                super().on_headers_complete()
+                self.becomes_websocket = True
+                self._wait_for("nothing")
             return  # the parser leaves the rest of the packet to `_PlainParser`
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0" and self.cycle is not None:
@@ -205,8 +212,9 @@ class GuardedConnection(HttpToolsProtocol):
 
 
 class _PlainParser(httptools.HttpRequestParser):
-    """Reads a request that offers an upgrade (Java's client offers h2c, with a body) as the plain request
-    that it also is, RFC 9110 §7.8; the library's own parser loses its body and all that comes behind it."""
+    """Reads a request that offers another upgrade than a WebSocket (Java's client offers h2c, with a body)
+    as the plain request that it also is, RFC 9110 §7.8; the library's own parser loses its
+    body and all that comes behind it."""
 
     def __init__(self, connection: GuardedConnection) -> None:
         super().__init__(connection)
@@ -219,6 +227,8 @@ class _PlainParser(httptools.HttpRequestParser):
                 httptools.HttpRequestParser.feed_data(parser, data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
+                if self._connection.becomes_websocket:
+                    raise
                 data = self._connection.plain_head() + bytes(data)[upgrade.args[0] :]
                 # The old one reads nothing more if the request also said `connection: close`.
                 parser = self._connection.parser = _PlainParser(self._connection)

@@ -23,6 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from .errors import ApiError, Unauthorized, anthropic_error_body, anthropic_status, as_api_error, error_body
 from .metrics import Telemetry
@@ -123,7 +124,7 @@ class RequestContext:
         self.app, self.telemetry, self.access_log = app, telemetry, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
@@ -132,7 +133,11 @@ class RequestContext:
         scope[_CONTEXT] = info
 
         async def send_with_headers(message: Message) -> None:
-            if not info.started:
+            if message["type"] == "websocket.accept":
+                info.started, info.status = True, 101
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = info.id
+            elif not info.started and message["type"].endswith("http.response.start"):
                 info.started, info.status = True, message["status"]
                 elapsed_ms = (time.perf_counter() - info.arrived_at) * 1000
                 headers = MutableHeaders(scope=message)
@@ -155,7 +160,7 @@ class RequestContext:
                     "request_id=%s generation_id=%s method=%s path=%s status=%d ms=%.1f",
                     info.id,
                     info.generation_id,
-                    scope["method"],
+                    scope.get("method", "WEBSOCKET"),
                     path.decode("latin-1"),
                     info.status,
                     (time.perf_counter() - info.arrived_at) * 1000,
@@ -182,7 +187,11 @@ class ErrorAnswers:
                 raise  # the status is out: only cutting the connection can still say that this failed
             if error.status in (429, 503) and is_generation(scope):
                 self.telemetry.rejections[error.code or "unavailable"] += 1
-            await error_answer(scope, error)(scope, receive, send)
+            answer = error_answer(scope, error)
+            if scope["type"] == "websocket":
+                await WebSocket(scope, receive, send).send_denial_response(answer)
+            else:
+                await answer(scope, receive, send)
 
 
 class Auth:
@@ -194,10 +203,10 @@ class Auth:
         self._admin_keys = () if admin_key is None else (_digest(admin_key),)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] != "lifespan":
             path = route_path(scope)
             accepted = self._admin_keys if path in ADMIN_PATHS else self._keys
-            if accepted and path not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            if accepted and path not in OPEN_PATHS and scope.get("method") != "OPTIONS":
                 request_info(scope).key_id = _check(Headers(scope=scope), accepted)
         await self.app(scope, receive, send)
 

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from .config import ServerConfig
 from .connection import ConnectionLimits, guarded
 from .service import Service
+from .websocket import PING_INTERVAL_S, PING_TIMEOUT_S, guarded_socket
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,11 @@ def build_server(app: Starlette, config: ServerConfig) -> DrainingServer:
         root_path=config.root_path,
         loop="uvloop",
         http=guarded(limits),  # type: ignore[arg-type]  # any factory of the protocol will do
-        ws="none",
+        ws=guarded_socket(config.send_timeout_s),  # type: ignore[arg-type]
+        ws_max_size=config.max_body_bytes,
+        ws_ping_interval=PING_INTERVAL_S,
+        ws_ping_timeout=PING_TIMEOUT_S,
+        ws_per_message_deflate=False,  # streams are many small messages; a bomb would be one
         lifespan="on",
         access_log=False,  # the middleware writes its own line
         log_config=None,

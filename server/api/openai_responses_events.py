@@ -90,6 +90,16 @@ class ResponseEvents:
         self._reasoning_tokens = 0
         self._end: Delta | None = None
 
+    @property
+    def calls(self) -> list[FunctionCallOutput | CustomCallOutput]:
+        """What the answer has called so far, the open call included."""
+        items = [*self.body.output, *([self._open] if self._open else [])]
+        return [item for item in items if isinstance(item, FunctionCallOutput | CustomCallOutput)]
+
+    def insert(self, kind: str, **fields: Any) -> Event:
+        """Return an event of another kind, numbered as the next one."""
+        return self._event(kind, **fields)
+
     def begin(self) -> list[Event]:
         if self.body.background:
             self.body.status = "queued"
@@ -122,7 +132,7 @@ class ResponseEvents:
     async def end(self) -> list[Event]:
         end = self._end
         status: Status = "completed"
-        if self.stopped_by is not None:
+        if self.stopped_by is not None and (end is None or end.finish_reason == "abort"):
             status, self.body.incomplete_details = "incomplete", IncompleteDetails(self.stopped_by)
         elif end is None or end.finish_reason == "abort":
             status = "cancelled"

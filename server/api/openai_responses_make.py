@@ -93,8 +93,8 @@ async def start_response(
     body = response_body(generation.id, int(time.time()), model, fields, warnings)
 
     async def keep(body: ResponseBody) -> None:
-        if body.store:
-            await store.put(salt, body.id, stored_response(body, own, policy.ttl_s))
+        stored = stored_response(body, own, policy.ttl_s)
+        await store.keep(salt, body.id, stored, is_asked=body.store)
 
     with _naming_input():
         steps = ResponseSteps(service.engine, [generation], service.telemetry, arrived_at)

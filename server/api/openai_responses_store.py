@@ -49,6 +49,11 @@ class ResponseStore:
         kept = await self._cache.put(NAMESPACE, salt, response_id, _encode(stored), stored.ttl_s)
         return kept is not None
 
+    async def keep(self, salt: str, response_id: str, stored: StoredResponse, *, is_asked: bool) -> None:
+        """Take a finished response; `is_asked` = its request wants it stored."""
+        if is_asked:
+            await self.put(salt, response_id, stored)
+
     async def find(self, salt: str, response_id: str) -> StoredResponse | None:
         value = await self._cache.get(NAMESPACE, salt, response_id)
         try:

@@ -115,12 +115,19 @@ async def read_fields(request: Request, form: type[S], config: ServerConfig) -> 
     """
     data = await read_body(request, config.max_body_bytes)
     with gc_paused():
-        raw = parse_object(data)
-        check_names(raw, form)
-        fields = typed(raw, form)
-        ignored = ignored_fields(raw, fields, strict=config.strict_fields)
-        del raw  # within the pause, and not kept while the answer is made
+        fields, ignored = read_object(parse_object(data), form, config)
     return fields, ignored, len(data)
+
+
+def read_object(raw: dict[str, Any], form: type[S], config: ServerConfig) -> tuple[S, list[str]]:
+    """Read a request's fields into its form; also the names of the fields that had no effect.
+
+    Raises:
+        BadRequest: see `read_fields`.
+    """
+    check_names(raw, form)
+    fields = typed(raw, form)
+    return fields, ignored_fields(raw, fields, strict=config.strict_fields)
 
 
 def check_names(fields: Mapping[str, Any], form: type[msgspec.Struct]) -> None:

@@ -49,6 +49,13 @@ class EventLog:
         del self._events[:count]
         self.first += count
 
+    def drop_before(self, number: int) -> None:
+        """Drop the events below a number: nobody will ask for them again."""
+        count = min(max(0, number - self.first), len(self._events))
+        self.bytes -= sum(_bytes_of(event) for event in self._events[:count])
+        del self._events[:count]
+        self.first += count
+
     def close(self) -> None:
         """Nothing comes any more."""
         self.is_closed = True

@@ -19,7 +19,7 @@ from .named import Event, EventMaker, make_events
 MAX_LOG_BYTES = 8 << 20
 """Of one response: about 30,000 tokens, each an event."""
 MAX_TOTAL_BYTES = 64 << 20
-MAX_RUNS = 1024
+MAX_RUNS = 4096
 """Running or still readable at once."""
 MAX_ORPHANS = 16
 """Resumable streams that run with nobody reading; the one left longest ago is ended for one more."""
@@ -169,10 +169,13 @@ class Runs:
 
     def _make_room(self) -> None:
         """Keep all logs together within bounds: finished ones go first, then the oldest events of each."""
+        self._bytes = sum(run.log.bytes for run in self._runs.values())  # readers dropped some
         for run in [run for run in self._runs.values() if run.log.is_closed and not run.readers]:
             if self._bytes <= MAX_TOTAL_BYTES:
                 return
             self.forget(run)
+        if self._bytes <= MAX_TOTAL_BYTES:
+            return
         for run in self._runs.values():
             run.log.trim(MAX_TOTAL_BYTES // (2 * len(self._runs)))
         self._bytes = sum(run.log.bytes for run in self._runs.values())

@@ -350,15 +350,15 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         await client.close()
 
 
-async def test_a_websocket_upgrade_is_refused_at_once() -> None:
+async def test_a_websocket_upgrade_elsewhere_is_refused_at_once() -> None:
     app, _ = scripted_app()
     async with running_server(app) as url:
         client = await Socket.open(url)
         await client.send(
-            b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
         )
-        assert (await client.read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        assert (await client.read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403")
         await client.close()
 
 
