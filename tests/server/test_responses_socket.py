@@ -56,13 +56,14 @@ async def read_turn(socket: ClientConnection) -> list[dict[str, Any]]:
 
 
 async def test_openais_client_runs_several_turns_on_one_connection(scene: Scene) -> None:
-    texts, previous = [], openai.omit
+    texts: list[str] = []
+    previous: str | openai.Omit = openai.omit
     async with scene.client.responses.connect() as connection:
         for _ in range(3):
             await connection.response.create(model="scripted", input="hi", previous_response_id=previous)
             async for event in connection:
                 if event.type == "response.completed":
-                    texts.append(event.response.output[0].content[0].text)  # type: ignore[union-attr]
+                    texts.append(event.response.output_text)
                     previous = event.response.id
                     break
     assert texts == ["Hé 😊!"] * 3
