@@ -168,7 +168,9 @@ class _Reader:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._ids = {"", *_values_of(root, "$id", "id")}
+        ids = dict(_ids(root))
+        self._ids = {"", *ids.values()}
+        self._is_one_resource = not any(ids[pointer] for pointer in ids if pointer)
         self._anchors = _anchors(root)
         self._findings: list[tuple[str, Finding]] = []
         self._edges: dict[str, set[str]] = {}
@@ -191,7 +193,10 @@ class _Reader:
         return kept
 
     def reached(self) -> Iterator[Finding]:
-        """The findings of what the root uses: a definition that nothing refers to asks for nothing."""
+        """The findings of what the root uses: a definition that nothing refers to asks for nothing. Where
+        parts have ids of their own, pointers are relative to those, and all of it counts as used."""
+        if not self._is_one_resource:
+            return (finding for _, finding in self._findings)
         seen, todo = {""}, [""]
         while todo:
             for region in self._edges.get(todo.pop(), ()):
@@ -325,9 +330,12 @@ def _check_size(schema: Schema) -> None:
             todo += [(child, depth + 1) for child in value]
 
 
-def _values_of(node: Any, *names: str) -> Iterator[str]:
-    for value, _ in _objects(node):
-        yield from (value[name].partition("#")[0] for name in names if isinstance(value.get(name), str))
+def _ids(root: Schema) -> Iterator[tuple[str, str]]:
+    """Where a part names itself, and how; "" for one that only names an anchor."""
+    for value, pointer in _objects(root):
+        own = value.get("$id", value.get("id"))
+        if isinstance(own, str):
+            yield pointer, own.partition("#")[0]
 
 
 def _anchors(root: Schema) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -244,3 +245,25 @@ def test_lists_of_keywords_do_not_overlap() -> None:
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_format_binds(compiler: GrammarCompiler, name: str) -> None:
     assert not accepts(compiler, {"type": "string", "format": name}, '"not at all"')
+
+
+SUITE = Path(__file__).resolve().parents[4] / "shared/data/schemas/json-schema-test-suite-2020-12"
+
+
+@pytest.mark.skipif(not SUITE.is_dir(), reason="the JSON Schema test suite is not beside this checkout")
+def test_no_invalid_instance_of_the_standards_own_suite_is_accepted(compiler: GrammarCompiler) -> None:
+    accepted, tried, refused = [], 0, 0
+    for file in sorted(SUITE.glob("*.json")):
+        for group in json.loads(file.read_text()):
+            try:
+                compiler.get(JsonSchema(group["schema"]))
+            except GrammarRefused:
+                refused += 1
+                continue
+            invalid = [test for test in group["tests"] if not test["valid"]]
+            tried += len(invalid)
+            for test in invalid:
+                if accepts(compiler, group["schema"], json.dumps(test["data"])):
+                    accepted.append((file.name, group["description"], test["description"]))
+    assert not accepted
+    assert tried > 250 and refused < 200
