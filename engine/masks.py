@@ -75,4 +75,7 @@ def _filled(segment: Segment, row: NDArray[np.uint32]) -> bool:
         matcher.fill(row)  # the device keeps the end away: no time to bring one about
     else:
         matcher.fill(row, seq.max_len - at)
+    if seq.sampling.allowed is not None and not (row & seq.sampling.allowed).any():
+        matcher.fail("none of allowed_token_ids may come next")
+        row[:] = EVERYTHING
     return True

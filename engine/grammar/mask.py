@@ -65,6 +65,10 @@ class Matcher:
             if self._way is not None:
                 self._way = self._way[1:] if self._way[:1] == [token] else self._still(self._way)
 
+    def fail(self, why: str) -> None:
+        """Give up: the grammar is right, but cannot be followed."""
+        self.error = self.error or why
+
     def accepted(self, draft: list[int]) -> int:
         """How many leading tokens of a draft may follow; changes nothing."""
         return 0 if self.error is not None else int(self._state.validate_tokens(draft))

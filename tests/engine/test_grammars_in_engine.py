@@ -132,6 +132,13 @@ async def test_matcher_that_fails_ends_its_request_alone(monkeypatch: pytest.Mon
     assert whole.text[0] == "abcd"
 
 
+async def test_allowed_tokens_that_the_grammar_forbids_end_the_request_with_the_reason() -> None:
+    async with running_engine() as engine:
+        result = await answer(engine, Regex("[0-9]{9}"), allowed_token_ids=(70, 71))
+    assert result.finish[0] == "error"
+    assert "allowed_token_ids" in str(result.deltas[-1].error)
+
+
 async def test_failed_step_and_abort_leave_no_device_waiting_for_a_mask() -> None:
     async with running_engine() as engine:
         requests = [
