@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import openapi
 import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
@@ -32,7 +31,6 @@ async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     answer = await client.post(URL, json={"input": "hi", **fields})
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
-    openapi.check(body, "Response")
     return body
 
 
@@ -49,7 +47,6 @@ def read_events(text: str) -> list[dict[str, Any]]:
         assert lines[0].startswith("event: ") and lines[1].startswith("data: ") and len(lines) == 2, block
         event = json.loads(lines[1][6:])
         assert event["type"] == lines[0][7:]
-        openapi.check_event(event)
         events.append(event)
     return events
 
@@ -153,7 +150,6 @@ async def test_a_response_can_be_read_listed_and_deleted(client: httpx.AsyncClie
     second = await create(client, input="two", previous_response_id=first["id"])
     assert (await client.get(f"{URL}/{second['id']}")).json() == second
     listed = (await client.get(f"{URL}/{second['id']}/input_items?order=asc")).json()
-    openapi.check(listed, "ResponseItemList")
     assert [item["content"][0]["text"] for item in listed["data"]] == ["one", "Hé 😊!", "two"]
     page = (await client.get(f"{URL}/{second['id']}/input_items?limit=1")).json()
     assert page["has_more"] and page["data"][0]["content"][0]["text"] == "two"
@@ -276,7 +272,6 @@ async def test_a_background_response_can_be_cancelled(engine: ScriptedEngine) ->
         await asyncio.sleep(0.05)
         cancelled = await client.post(f"{URL}/{begun['id']}/cancel")
         assert cancelled.json()["status"] == "cancelled" and engine.aborted == [begun["id"]]
-        openapi.check(cancelled.json(), "Response")
         assert (await client.post(f"{URL}/{begun['id']}/cancel")).json() == cancelled.json()
         assert (await client.get(f"{URL}/{begun['id']}")).json()["status"] == "cancelled"
         plain = await create(client, max_output_tokens=2)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
-import openapi
 import pytest
 import websockets
 from http_server import running_server, scripted_app, server_process
+from openai_spec import faults_of
 from scripted_engine import Script, ScriptedEngine, toy_codec
 from websockets.asyncio.client import ClientConnection
 
@@ -51,7 +51,7 @@ async def read_turn(socket: ClientConnection) -> list[dict[str, Any]]:
     while not events or events[-1]["type"] not in (*TERMINAL, "error"):
         events.append(json.loads(await asyncio.wait_for(socket.recv(), 10)))
         if events[-1]["type"] != "error" and "steer" not in events[-1]["type"]:
-            openapi.check_event({k: v for k, v in events[-1].items() if k != "stream_id"})
+            assert not faults_of("response event")(events[-1])
     return events
 
 

@@ -32,6 +32,8 @@ KNOWN: dict[str, tuple[str, Any]] = {
     "error": ("ErrorResponse", None),
     "response": ("Response", Response),
     "response event": ("ResponseStreamEvent", ResponseStreamEvent),
+    "response items": ("ResponseItemList", None),
+    "input tokens": ("TokenCountsResource", None),
 }
 """By what is checked: the document's schema, and the package's type."""
 ROUTES = [
@@ -41,7 +43,10 @@ ROUTES = [
     ("GET", "/v1/models", "models", ""),
     ("GET", "/v1/models/.+", "model", ""),
     ("POST", "/v1/responses", "response", "response event"),
+    ("POST", "/v1/responses/input_tokens", "input tokens", ""),
     ("GET", "/v1/responses/[^/]+", "response", "response event"),
+    ("POST", "/v1/responses/[^/]+/cancel", "response", ""),
+    ("GET", "/v1/responses/[^/]+/input_items", "response items", ""),
 ]
 _CHOICE = "properties/choices/items/properties"
 _LOGPROBS = f"{_CHOICE}/logprobs/anyOf/0/properties"
@@ -59,6 +64,12 @@ AMENDED: list[tuple[str, str, Any]] = [
         "CreateCompletionResponse",
         f"{_LOGPROBS}/top_logprobs/items",
         {"type": "null"},
+    ),
+    # A response that was steered: OpenAI's SDK knows it, the document does not.
+    (
+        "Response",
+        "allOf/2/properties/incomplete_details/anyOf/0/properties/reason",
+        {"const": "steered"},
     ),
     # Ours: a request that was ended from outside.
     ("CreateCompletionResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
