@@ -11,6 +11,7 @@ from anyio.to_thread import current_default_thread_limiter
 
 from ..engine import Engine
 from ..engine.codec import Codec
+from ..engine.codec.dialects import find_dialect
 from .cache_trace import TraceBook
 from .config import ServerConfig
 from .errors import model_not_found
@@ -26,6 +27,9 @@ class Service:
 
     def __init__(self, engine: Engine, codec: Codec, config: ServerConfig, telemetry: Telemetry) -> None:
         self.engine, self.codec, self.config, self.telemetry = engine, codec, config, telemetry
+        source = None if codec.template is None else codec.template.source
+        self.dialect = find_dialect(source, codec.tokenizer)
+        """How the model writes thoughts and calls."""
         self.codec_pool = ThreadPoolExecutor(CODEC_THREADS, "codec")
         self.traces = TraceBook()
         """What is remembered of finished prompts, to explain the misses of later ones."""

@@ -12,6 +12,7 @@ from ...engine.codec import Conversation, ForcedTool, Message, TextPart, Tool, T
 from ..errors import BadRequest
 from .prompt_cache import PromptCacheFields, cache_policy, parse_ttl
 from .sampling import SamplingFields
+from .tool_use import ToolChoice, ToolUse, tool_named
 
 
 class CacheControl(msgspec.Struct, kw_only=True):
@@ -60,7 +61,7 @@ class ToolForm(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
+class ToolChoiceForm(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -96,7 +97,7 @@ class MessagesRequest(PromptCacheFields, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     tools: list[ToolForm] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoiceForm | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
@@ -108,7 +109,7 @@ class MessagesRequest(PromptCacheFields, kw_only=True):
 class Reading:
     """A request's messages as a conversation, with the last cache breakpoint in it."""
 
-    def __init__(self, fields: MessagesRequest) -> None:
+    def __init__(self, fields: MessagesRequest, use: ToolUse) -> None:
         """Raises: BadRequest: a block that cannot be understood; `param` has its place."""
         self.last_breakpoint: tuple[int, int] | None = None
         """Its message, and the parts up to its end."""
@@ -116,10 +117,6 @@ class Reading:
         """Of that breakpoint."""
         self._messages: list[Message] = []
         self._called: set[str] = set()
-        if fields.tools:
-            raise BadRequest(
-                "`tools` is not available on this server.", code="unsupported_parameter", param="tools"
-            )
         self._marked_tools = [tool.cache_control for tool in fields.tools or () if tool.cache_control]
         if fields.system is not None:
             self._message("system", fields.system, "system")
@@ -131,9 +128,7 @@ class Reading:
                 self._message(turn.role, turn.content, f"{path}.content")
         if not fields.messages:
             raise invalid("messages", "messages is empty; at least one message is needed")
-        self.conversation = Conversation(
-            tuple(self._messages), tuple(_tool(tool) for tool in fields.tools or ()), _choice(fields)
-        )
+        self.conversation = Conversation(tuple(self._messages), use.tools, use.choice)
         self.continues = fields.messages[-1].role == "assistant"
         """The answer goes on with the last message."""
 
@@ -244,21 +239,27 @@ def _text(block: Block, path: str) -> TextPart:
     return TextPart(block.text)
 
 
-def _tool(tool: ToolForm) -> Tool:
-    return Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+def tool_use(fields: MessagesRequest) -> ToolUse:
+    """Return the tools on offer.
 
-
-def _choice(fields: MessagesRequest) -> Literal["auto", "none", "required"] | ForcedTool:
-    choice = fields.tool_choice
-    if choice is None or choice.type == "auto":
-        return "auto"
-    if choice.type == "none":
-        return "none"
-    names = {tool.name for tool in fields.tools or ()}
-    if not names:
-        raise invalid("tool_choice", f"tool_choice.type={choice.type!r} needs tools")
-    if choice.type == "any":
-        return "required"
-    if choice.name not in names:
-        raise invalid("tool_choice.name", "tool_choice.name does not name a tool of this request")
-    return ForcedTool(choice.name or "")
+    Raises:
+        BadRequest: a tool that is none of the caller's own, or a choice that cannot be made.
+    """
+    tools: list[Tool] = []
+    for i, tool in enumerate(fields.tools or ()):
+        if tool.type not in (None, "custom"):
+            raise BadRequest(
+                f"tools[{i}] has type {tool.type[:40]!r}; this server runs no tools, it offers the caller's",
+                code="unsupported_parameter",
+                param=f"tools[{i}].type",
+            )
+        tools.append(tool_named(tool.name, tool.description, tool.input_schema, bool(tool.strict)))
+    given = fields.tool_choice or ToolChoiceForm(type="auto")
+    choice: ToolChoice
+    if given.type == "tool":
+        if given.name is None:
+            raise invalid("tool_choice.name", "tool_choice.name is missing")
+        choice = ForcedTool(given.name)
+    else:
+        choice = "required" if given.type == "any" else given.type
+    return ToolUse(tuple(tools), choice, not given.disable_parallel_tool_use)

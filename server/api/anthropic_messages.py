@@ -24,13 +24,15 @@ from .anthropic_input import (
     invalid,
     sampling_fields,
     template_arguments,
+    tool_use,
 )
 from .body import ignored_header
 from .cache_report import PromptDiagnosis
 from .chat_messages import ChatPrompt, encode_conversation
-from .respond import isolation_salt, off_loop, submit, whole_response
+from .respond import isolation_salt, off_loop, read_answers, submit, whole_response
 from .sampling import read_fields, to_params
 from .structured import Asked, prepare
+from .tool_use import ToolUse, one_shape
 from .types import encode
 
 
@@ -73,10 +75,14 @@ class MessagesApi:
             logprobs=None,
             prompt_logprobs=None,
         )
-        prompt, policy = await off_loop(service, size_bytes, lambda: read_prompt(service, fields))
+        use = tool_use(fields)
+        prompt, policy = await off_loop(service, size_bytes, lambda: read_prompt(service, fields, use))
         warnings = [f"`{name}` has no effect here" for name in ignored]
-        asked = _grammar(fields)
+        asked = one_shape(use.grammar(service.dialect), _grammar(fields), warnings)
         warnings += await prepare(service, asked)
+        answers = read_answers(service, prompt.tokens, use.names, 1)
+        if answers is not None and service.dialect.keeps_special:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
         generation = GenerationRequest(
             id=f"msg_{token_hex(16)}",
             prompt=prompt.tokens,
@@ -93,7 +99,7 @@ class MessagesApi:
             usage=message_usage(Usage(prompt_tokens=len(prompt.tokens), completion_tokens=0)),
             warnings=warnings or UNSET,
         )
-        events = MessageEvents(body, steps, diagnosis, None)
+        events = MessageEvents(body, steps, diagnosis, answers)
         headers = ignored_header(ignored)
         if not fields.stream:
             return await whole_response(request, steps, _Whole(events), headers)
@@ -115,18 +121,19 @@ class MessagesApi:
         service = self._service
         fields, ignored, size_bytes = await read_fields(request, MessagesRequest, service.config)
         service.model_name(fields.model)
-        prompt, _ = await off_loop(service, size_bytes, lambda: read_prompt(service, fields))
+        use = tool_use(fields)
+        prompt, _ = await off_loop(service, size_bytes, lambda: read_prompt(service, fields, use))
         body = encode(TokenCount(len(prompt.tokens)))
         return Response(body, media_type="application/json", headers=ignored_header(ignored))
 
 
-def read_prompt(service: Service, fields: MessagesRequest) -> tuple[ChatPrompt, CachePolicy]:
+def read_prompt(service: Service, fields: MessagesRequest, use: ToolUse) -> tuple[ChatPrompt, CachePolicy]:
     """Return the prompt of a request, and what the cache may do with it.
 
     Raises:
         BadRequest, InvalidRequest, ContextTooLong: the messages.
     """
-    reading = Reading(fields)
+    reading = Reading(fields, use)
     prompt = encode_conversation(
         service,
         reading.conversation,

@@ -18,7 +18,7 @@ from ..stream.sse import SseResponse
 from .body import ignored_header
 from .openai_responses_body import InputTokens, ItemPage, ResponseBody, ResponseDeleted
 from .openai_responses_events import ResponseEvents
-from .openai_responses_input import ResponseRequest, input_items, invalid
+from .openai_responses_input import ResponseRequest, input_items, invalid, tool_use
 from .openai_responses_make import Running, read_prompt, start_response
 from .openai_responses_store import ResponseStore, not_found
 from .respond import isolation_salt, note_generation, whole_response
@@ -173,7 +173,7 @@ class ResponsesApi:
         service.model_name(fields.model)
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)
         own = input_items(fields.input)
-        prompt, _ = await read_prompt(service, self._store, fields, own, salt, size_bytes)
+        prompt, _ = await read_prompt(service, self._store, fields, own, salt, size_bytes, tool_use(fields))
         body = InputTokens(input_tokens=len(prompt.tokens))
         return Response(encode(body), media_type="application/json", headers=ignored_header(ignored))
 

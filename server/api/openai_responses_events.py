@@ -15,8 +15,9 @@ import msgspec
 
 from ...engine import Delta
 from ...engine.codec import Codec
-from ...engine.codec.segments import AnswerParser, CallArguments, CallBegin, CallEnd, Reasoning, Segment, Text
+from ...engine.codec.segments import CallArguments, CallBegin, CallEnd, Reasoning, Segment, Text
 from ..errors import ApiError
+from ..stream.answers import Answers
 from ..stream.events import ResponseSteps, Step
 from ..stream.named import Event
 from .cache_report import PromptDiagnosis
@@ -66,7 +67,7 @@ class ResponseEvents:
         diagnosis: PromptDiagnosis,
         codec: Codec,
         *,
-        parser: AnswerParser | None = None,
+        answers: Answers | None = None,
         custom_tools: frozenset[str] = frozenset(),
         with_logprobs: bool = False,
         is_prewarm: bool = False,
@@ -78,7 +79,7 @@ class ResponseEvents:
         """Set by whoever ends the response early: the reason that `incomplete_details` gives."""
         self._steps, self._diagnosis, self._codec, self._keep = steps, diagnosis, codec, keep
         self._is_prewarm = is_prewarm
-        self._parser, self._custom_tools, self._with_logprobs = parser, custom_tools, with_logprobs
+        self._answers, self._custom_tools, self._with_logprobs = answers, custom_tools, with_logprobs
         self._number = -1
         self._open: OutputItem | None = None
         self._pieces: list[str] = []
@@ -87,7 +88,6 @@ class ResponseEvents:
         """Of the open message."""
         self._waiting: list[ContentLogprob] = []
         """Of tokens whose text has not come yet."""
-        self._reasoning_tokens = 0
         self._end: Delta | None = None
 
     @property
@@ -95,6 +95,11 @@ class ResponseEvents:
         """What the answer has called so far, the open call included."""
         items = [*self.body.output, *([self._open] if self._open else [])]
         return [item for item in items if isinstance(item, FunctionCallOutput | CustomCallOutput)]
+
+    @property
+    def _thought(self) -> int:
+        """Tokens of thoughts."""
+        return 0 if self._answers is None else self._answers.reasoning_tokens
 
     def insert(self, kind: str, **fields: Any) -> Event:
         """Return an event of another kind, numbered as the next one."""
@@ -113,20 +118,16 @@ class ResponseEvents:
         events: list[Event] = []
         for delta in step:
             segments: list[Segment]
-            if self._parser is None:
+            if self._answers is None:
                 segments = [Text(delta.text)] if delta.text else []
             else:
-                segments = self._parser.feed(delta.text)
+                segments = self._answers.take(delta)
             if self._with_logprobs and delta.logprobs:
                 self._waiting += chat_logprobs(delta.logprobs, self._codec)
             if delta.finish_reason is not None:
                 self._end = delta
-                if self._parser is not None:
-                    segments = [*segments, *self._parser.finish()]
             for segment in segments:
                 self._segment(segment, events)
-            if isinstance(self._open, ReasoningOutput):
-                self._reasoning_tokens += len(delta.token_ids)
         return events
 
     async def end(self) -> list[Event]:
@@ -139,13 +140,13 @@ class ResponseEvents:
         elif end.finish_reason == "length" and not self._is_prewarm:
             status, self.body.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
         usage = self._steps.usage
-        self.body.usage = response_usage(usage, self._reasoning_tokens)
+        self.body.usage = response_usage(usage, self._thought)
         self.body.prompt_cache_diagnostics = await self._diagnosis.finish(usage)
         return await self._finish(status)
 
     async def fail(self, error: ApiError) -> list[Event]:
         self.body.error = FailureBody("server_error", error.message)
-        self.body.usage = response_usage(self._steps.usage, self._reasoning_tokens)
+        self.body.usage = response_usage(self._steps.usage, self._thought)
         return await self._finish("failed")
 
     async def _finish(self, status: Status) -> list[Event]:
@@ -184,7 +185,7 @@ class ResponseEvents:
                     fields = {"item_id": self._open.id, "output_index": self._index, "delta": text}
                     events.append(self._event("response.function_call_arguments.delta", **fields))
             case CallEnd():
-                self._close(events)
+                self._close(events, is_whole=self._end is None or _is_json("".join(self._pieces)))
 
     @property
     def _index(self) -> int:
@@ -256,6 +257,14 @@ class ResponseEvents:
     def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
         return Event(kind, encode({"type": kind, "sequence_number": self._number, **fields}))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def custom_input(arguments: str) -> str:

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ...engine.codec import Conversation, Message, TextPart, ToolCall
+from ...engine.codec import Conversation, ForcedTool, Message, TextPart, Tool, ToolCall
 from ..errors import BadRequest
 from .body import typed
 from .chat_messages import TEXT_PARTS
 from .prompt_cache import PromptCacheBreakpoint
 from .sampling import MAX_LOGPROBS, SamplingFields
+from .tool_use import CUSTOM_PARAMETERS, ToolChoice, ToolUse, allowed_names, tool_named
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -277,8 +278,57 @@ def to_turns(instructions: str | None, earlier: Sequence[Item], own: Sequence[It
     return turns
 
 
-def conversation_of(turns: Turns) -> Conversation:
-    return Conversation(turns.finish())
+def tool_use(fields: ResponseRequest) -> ToolUse:
+    """Return the tools on offer.
+
+    Raises:
+        BadRequest: a tool that is none of the caller's own, or a choice that cannot be made.
+    """
+    tools: list[Tool] = []
+    for i, tool in enumerate(fields.tools or ()):
+        path = f"tools[{i}]"
+        if tool.type not in ("function", "custom"):
+            raise BadRequest(
+                f"{path} has type {tool.type[:40]!r}; this server offers functions and custom tools only",
+                code="unsupported_parameter",
+                param=f"{path}.type",
+            )
+        if tool.name is None:
+            raise invalid(f"{path}.name", f"{path}.name is missing")
+        if tool.type == "function":
+            tools.append(tool_named(tool.name, tool.description, tool.parameters, bool(tool.strict)))
+        elif (tool.format or {}).get("type", "text") != "text":
+            raise BadRequest(
+                f"{path}.format: only text is available",
+                code="unsupported_parameter",
+                param=f"{path}.format",
+            )
+        else:
+            tools.append(tool_named(tool.name, tool.description, CUSTOM_PARAMETERS, True))
+    choice, allowed = _choice(fields.tool_choice)
+    return ToolUse(tuple(tools), choice, fields.parallel_tool_calls is not False, allowed)
+
+
+def _choice(given: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
+    if given is None or given == "auto":
+        return "auto", None
+    if given == "none":
+        return "none", None
+    if given == "required":
+        return "required", None
+    if isinstance(given, dict):
+        kind, name = given.get("type"), given.get("name")
+        if kind in ("function", "custom") and isinstance(name, str):
+            return ForcedTool(name), None
+        entries = given.get("tools")
+        if kind == "allowed_tools" and isinstance(entries, list):
+            allowed = allowed_names(entries, "tool_choice.tools")
+            return ("required" if given.get("mode") == "required" else "auto"), allowed
+    raise invalid("tool_choice", "tool_choice must be auto, none, required, or an object that names tools")
+
+
+def conversation_of(turns: Turns, use: ToolUse) -> Conversation:
+    return Conversation(turns.finish(), use.tools, use.choice)
 
 
 def _content(content: str | list[InputPart], path: str) -> str | tuple[TextPart, ...]:
@@ -316,10 +366,6 @@ def check_options(fields: ResponseRequest) -> None:
             raise BadRequest(
                 f"`{name}` is not available on this server: {why}", code="unsupported_parameter", param=name
             )
-    if fields.tools:
-        raise BadRequest(
-            "`tools` is not available on this server.", code="unsupported_parameter", param="tools"
-        )
     if fields.truncation == "auto":
         raise BadRequest(
             "truncation='auto' is not available: nothing is dropped silently; shorten the input",

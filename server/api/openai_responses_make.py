@@ -26,12 +26,14 @@ from .openai_responses_input import (
     input_items,
     invalid,
     to_turns,
+    tool_use,
 )
 from .openai_responses_store import ResponseStore, StoredResponse
 from .prompt_cache import cache_policy
-from .respond import isolation_salt, off_loop
+from .respond import isolation_salt, off_loop, read_answers
 from .sampling import to_params
 from .structured import JSON_OBJECT, Asked, prepare
+from .tool_use import ToolUse, one_shape
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -76,10 +78,14 @@ async def start_response(
         prompt_logprobs=None,
     )
     own = input_items(fields.input)
-    prompt, policy = await read_prompt(service, store, fields, own, salt, size_bytes)
+    use = tool_use(fields)
+    prompt, policy = await read_prompt(service, store, fields, own, salt, size_bytes, use)
     warnings = [f"`{name}` has no effect here" for name in ignored]
-    asked = answer_grammar(fields)
+    asked = one_shape(use.grammar(service.dialect), answer_grammar(fields), warnings)
     warnings += await prepare(service, asked)
+    answers = read_answers(service, prompt.tokens, use.names, 1)
+    if answers is not None and service.dialect.keeps_special:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
     generation = GenerationRequest(
         id=f"resp_{token_hex(24)}",
         prompt=prompt.tokens,
@@ -103,6 +109,8 @@ async def start_response(
         steps,
         diagnosis,
         service.codec,
+        answers=answers,
+        custom_tools=frozenset(tool.name or "" for tool in fields.tools or () if tool.type == "custom"),
         with_logprobs=with_logprobs,
         is_prewarm=prewarms,
         keep=keep,
@@ -117,6 +125,7 @@ async def read_prompt(
     own: list[Item],
     salt: str,
     size_bytes: int,
+    use: ToolUse,
 ) -> tuple[ChatPrompt, CachePolicy]:
     """Return the prompt of a request with all that it continues.
 
@@ -129,7 +138,7 @@ async def read_prompt(
         turns = to_turns(fields.instructions, earlier, own)
         prompt = encode_conversation(
             service,
-            conversation_of(turns),
+            conversation_of(turns, use),
             kwargs=fields.chat_template_kwargs,
             normalises=fields.normalises,
             last_breakpoint=turns.last_breakpoint,

@@ -6,7 +6,7 @@ Knows no protocol: an encoder makes the events of a stream, a collector the body
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ...engine import GenerationRequest
 from ..middleware import RequestInfo, request_info
 from ..service import Service
+from ..stream.answers import Answers
 from ..stream.events import ResponseSteps, Step
 from ..stream.sse import EventEncoder, SseResponse, data_events
 
@@ -41,6 +42,13 @@ async def off_loop(service: Service, size_bytes: int, work: Callable[[], T]) -> 
     if size_bytes < LONG_BODY_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(service.codec_pool, work)
+
+
+def read_answers(service: Service, prompt: Sequence[int], names: Collection[str], n: int) -> Answers | None:
+    """Return what reads thoughts, and calls of these names, out of an answer; None if it is all text."""
+    if service.dialect.is_plain(names):
+        return None
+    return Answers(service.codec, service.dialect, prompt, names, n)
 
 
 def submit(service: Service, request: Request, requests: Sequence[GenerationRequest]) -> ResponseSteps:

@@ -9,11 +9,17 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from anthropic.types import MessageParam
+from anthropic.types import MessageParam, ToolParam
 from http_server import client_of, running_server, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
+from artesian.engine.grammar import Tags
+
 URL = "/v1/messages"
+WEATHER: ToolParam = {
+    "name": "weather",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
 HELLO: list[MessageParam] = [{"role": "user", "content": "hi"}]
 
 
@@ -90,6 +96,42 @@ async def test_pings_are_events(scene: Scene) -> None:
         answer = await client.post(f"{scene.url}{URL}", json=body_of(stream=True))
     assert 'event: ping\ndata: {"type": "ping"}\n\n' in answer.text
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+async def test_a_tool_loop_with_anthropics_client(scene: Scene) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    scene.engine.script = Script(text=f"Let me look.\n{call}", tokens_per_step=3)
+    async with scene.client.messages.stream(
+        model="scripted", max_tokens=200, messages=HELLO, tools=[WEATHER]
+    ) as stream:
+        pieces = [event.partial_json async for event in stream if event.type == "input_json"]
+        first = await stream.get_final_message()
+    assert first.stop_reason == "tool_use" and "".join(pieces) == '{"city": "Köln"}'
+    use = first.content[-1]
+    assert use.type == "tool_use" and use.input == {"city": "Köln"}
+    scene.engine.script = Script(text="Rain.")
+    result: MessageParam = {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "rain"}],
+    }
+    second = await scene.client.messages.create(
+        model="scripted",
+        max_tokens=99,
+        tools=[WEATHER],
+        messages=[*HELLO, {"role": "assistant", "content": first.content}, result],
+    )
+    assert second.content[0].type == "text" and second.content[0].text == "Rain."
+    assert "Köln" in prompt_text(scene.engine)
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+async def test_a_demanded_tool_is_held_by_a_grammar(
+    engine: ScriptedEngine, client: httpx.AsyncClient, choice: dict[str, str]
+) -> None:
+    fields = body_of(tools=[WEATHER], tool_choice={**choice, "disable_parallel_tool_use": True})
+    assert (await client.post(URL, json=fields)).status_code == 200
+    grammar = engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and grammar.required and not grammar.parallel
 
 
 async def test_count_tokens_counts_the_prompt(scene: Scene) -> None:
@@ -226,6 +268,8 @@ async def test_cache_control_sets_what_is_kept_and_how_long(
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": [""]}, "stop"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ],

@@ -12,6 +12,8 @@ import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
+from artesian.engine.grammar import Tags
+
 URL = "/v1/responses"
 
 
@@ -224,6 +226,13 @@ async def test_input_tokens_counts_what_the_prompt_has(
         ({"input": [7]}, "input[0]"),
         ({"input": [{"type": "reasoning", "summary": 1}]}, "input[0].summary"),
         ({"conversation": "c"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["nope"]}, "include[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -276,3 +285,100 @@ async def test_a_background_response_can_be_cancelled(engine: ScriptedEngine) ->
         assert (await client.get(f"{URL}/{begun['id']}")).json()["status"] == "cancelled"
         plain = await create(client, max_output_tokens=2)
         assert (await client.post(f"{URL}/{plain['id']}/cancel")).status_code == 400
+
+
+USER = {"role": "user", "content": "hi"}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": True,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+NOTE = '<tool_call>\n{"name": "note", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 7, 500])
+async def test_calls_are_items_with_their_events(engine: ScriptedEngine, tokens_per_step: int) -> None:
+    engine.script = Script(text=f"Let me look.\n{CALL}\n{CALL}", tokens_per_step=tokens_per_step)
+    app, _ = scripted_app(engine)
+    async with client_of(app) as client:
+        whole = await create(client, tools=[WEATHER])
+        events = await events_of(client, tools=[WEATHER])
+    final = events[-1]["response"]
+    assert [item["type"] for item in final["output"]] == ["message", "function_call", "function_call"]
+    assert [e["item"] for e in events if e["type"] == "response.output_item.done"] == final["output"]
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    for item in final["output"][1:]:
+        mine = [e for e in events if e.get("item_id") == item["id"]]
+        deltas = [e["delta"] for e in mine if e["type"] == "response.function_call_arguments.delta"]
+        assert "".join(deltas) == mine[-1]["arguments"] == item["arguments"] == '{"city": "Köln"}'
+    assert len({item["call_id"] for item in final["output"][1:]}) == 2
+    shown = [[{**item, "id": "", "call_id": ""} for item in body["output"]] for body in (whole, final)]
+    assert shown[0] == shown[1] and final["status"] == "completed"
+
+
+async def test_a_custom_tool_gets_its_text(engine: ScriptedEngine, client: httpx.AsyncClient) -> None:
+    engine.script = Script(text=NOTE)
+    events = await events_of(client, tools=[{"type": "custom", "name": "note"}])
+    item = events[-1]["response"]["output"][0]
+    assert (item["type"], item["input"]) == ("custom_tool_call", "a\nb")
+    assert events[-3]["type"] == "response.custom_tool_call_input.done"
+
+
+async def test_a_call_that_was_cut_is_incomplete(engine: ScriptedEngine, client: httpx.AsyncClient) -> None:
+    engine.script = Script(text=CALL)
+    body = await create(client, tools=[WEATHER], max_output_tokens=60)
+    assert body["status"] == "incomplete" and body["output"][-1]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("choice", "required", "names"),
+    [
+        ("auto", False, ["weather", "note"]),
+        ("required", True, ["weather", "note"]),
+        ({"type": "custom", "name": "note"}, True, ["note"]),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            False,
+            ["weather"],
+        ),
+    ],
+)
+async def test_the_choice_is_held_by_a_grammar(
+    engine: ScriptedEngine, client: httpx.AsyncClient, choice: Any, required: bool, names: list[str]
+) -> None:
+    tools = [WEATHER, {"type": "custom", "name": "note"}]
+    await create(client, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    grammar = engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and grammar.required == required and not grammar.parallel
+    assert [name for name in ("weather", "note") if any(name in tag.begin for tag in grammar.tags)] == names
+
+
+async def test_with_choice_none_nothing_is_read_as_a_call(
+    engine: ScriptedEngine, client: httpx.AsyncClient
+) -> None:
+    engine.script = Script(text=CALL)
+    body = await create(client, tools=[WEATHER], tool_choice="none")
+    assert body["output"][0]["content"][0]["text"] == CALL and engine.requests[-1].grammar is None
+
+
+async def test_thoughts_are_items_of_their_own() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <think></think> #}"
+    )
+    engine = ScriptedEngine(toy_codec(chat_template=template), Script(text="<think>hm</think>\n\nSo."))
+    app, _ = scripted_app(engine)
+    async with client_of(app) as client:
+        events = await events_of(client)
+        answer = await client.post(
+            "/v1/messages", json={"model": "scripted", "max_tokens": 99, "messages": [USER], "stream": True}
+        )
+    final = events[-1]["response"]
+    assert [item["type"] for item in final["output"]] == ["reasoning", "message"]
+    assert final["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert final["output"][1]["content"][0]["text"] == "So."
+    assert final["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert [e["item"] for e in events if e["type"] == "response.output_item.done"] == final["output"]
+    assert '"thinking_delta"' in answer.text and '"signature_delta"' in answer.text
