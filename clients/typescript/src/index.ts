@@ -24,6 +24,7 @@ export {
   UnprocessableEntityError,
 } from "./errors.js";
 export type * from "./events.js";
+export { ResponseSocket, type WebSocketClass } from "./response-socket.js";
 export { ResponseStream } from "./response-stream.js";
 export type * from "./response-types.js";
 export { outputText } from "./response-types.js";

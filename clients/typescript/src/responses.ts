@@ -1,6 +1,7 @@
 // Responses: turns that the server remembers, streamed, in the background, taken up again.
 
 import { query } from "./query.js";
+import { ResponseSocket, type WebSocketClass } from "./response-socket.js";
 import { type Reopen, ResponseStream } from "./response-stream.js";
 import type { InputItems, ModelResponse, ResponseDeleted, ResponseParams } from "./response-types.js";
 import type { CallOptions, Transport } from "./transport.js";
@@ -54,6 +55,15 @@ export class Responses {
     const { cacheSalt, ...call } = options;
     const reopen: Reopen = (again, behind) => this.#open(again, behind, cacheSalt, call);
     return new ResponseStream(() => reopen(id, after), reopen, this.#transport.maxRetries(call), after);
+  }
+
+  /**
+   * Open a WebSocket for several turns. In a browser the server must be one without API keys, because a page
+   * cannot send them with a WebSocket. Node has WebSockets from version 22 on; before that, give a class.
+   */
+  connect(options: { webSocket?: WebSocketClass } = {}): Promise<ResponseSocket> {
+    const { url, apiKey } = this.#transport.socketPlace(PATH);
+    return ResponseSocket.open(url, apiKey, options.webSocket ?? (WebSocket as unknown as WebSocketClass));
   }
 
   /** Return a stored response, or a running one as it stands. */

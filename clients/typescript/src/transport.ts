@@ -70,6 +70,11 @@ export class Transport {
     this.#sleep = options.sleep ?? sleep;
   }
 
+  /** Return the address of a WebSocket, and the key it is opened with. */
+  socketPlace(path: string): { url: string; apiKey: string | undefined } {
+    return { url: this.#baseURL.replace(/^http/, "ws") + path, apiKey: this.#apiKey };
+  }
+
   /** Return how often such a call is tried again. */
   maxRetries(options: CallOptions): number {
     return options.maxRetries ?? this.#policy.maxRetries;

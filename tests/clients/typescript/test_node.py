@@ -41,7 +41,9 @@ async def environment(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
 
 @pytest.mark.parametrize("file", sorted(HERE.glob("*.test.mjs")), ids=lambda file: file.stem)
 async def test_in_node(file: Path, environment: dict[str, str]) -> None:
-    await node("--test", "--test-reporter=spec", str(file), environment=environment)
+    await node(
+        "--experimental-websocket", "--test", "--test-reporter=spec", str(file), environment=environment
+    )
 
 
 async def node(*arguments: str, environment: dict[str, str] | None = None) -> str:
