@@ -18,12 +18,14 @@ from .api.anthropic_messages import MessagesApi
 from .api.caches import ACTS, CachesApi
 from .api.meta import MetaApi
 from .api.openai_chat import ChatApi
+from .api.openai_chat_socket import ChatSocket
 from .api.openai_completions import CompletionApi
 from .api.openai_embeddings import EmbeddingApi
 from .api.openai_responses import ResponsesApi
 from .api.openai_responses_socket import ResponsesSocket
 from .api.openai_responses_store import ResponseStore
 from .api.openapi import OpenApi
+from .api.resume import StreamsApi
 from .api.structured import SchemasApi
 from .config import ServerConfig
 from .errors import as_api_error
@@ -51,6 +53,8 @@ def create_app(engine: Engine, codec: Codec, config: ServerConfig) -> Starlette:
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingApi(service).create, methods=["POST"]),
         Route("/v1/schemas/validate", SchemasApi(service).validate, methods=["POST"]),
+        Route("/v1/streams/{id}", StreamsApi(service).get, methods=["GET"]),
+        WebSocketRoute("/v1/chat/completions", ChatSocket(service, limits).connect),
         WebSocketRoute("/v1/responses", ResponsesSocket(service, limits).connect),
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),

@@ -22,7 +22,8 @@ from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat, invalid
 from .estimate import estimate
 from .prompt_cache import cache_policy
-from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
+from .respond import isolation_salt, off_loop, stream_response, submit, wants_resume, whole_response
+from .resume import taken_up
 from .sampling import MAX_LOGPROBS, read_fields, to_params
 from .structured import StructuredFields, asked_grammar, prepare
 from .types import (
@@ -260,7 +261,7 @@ class ChatBody:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChatCall:
+class ChatCall:
     """A request that was read."""
 
     fields: ChatRequest
@@ -288,13 +289,18 @@ class ChatApi:
     async def create(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         service = self._service
+        if (rest := taken_up(service, request)) is not None:
+            return rest
         call = await self._read(request)
         fields, diagnosis = call.fields, call.diagnosis(service)
+        resumes = wants_resume(service, fields.stream_options)
         steps = submit(service, request, [call.generation])
         answer = _Answer(service, fields, call.model, call.generation, call.warnings, diagnosis)
         headers = ignored_header(call.ignored)
         if fields.stream:
-            return stream_response(service, request, steps, ChatChunks(answer, steps), headers)
+            resumable = (call.generation.id, call.generation.salt) if resumes else None
+            chunks = ChatChunks(answer, steps)
+            return stream_response(service, request, steps, chunks, headers, resumable=resumable)
         return await whole_response(request, steps, ChatBody(answer, steps), headers)
 
     async def estimate(self, request: Request) -> Response:
@@ -304,44 +310,67 @@ class ChatApi:
         answer = await estimate(service, call.model, call.generation, call.diagnosis(service), call.warnings)
         return Response(encode(answer), media_type="application/json", headers=ignored_header(call.ignored))
 
-    async def _read(self, request: Request) -> _ChatCall:
+    async def _read(self, request: Request) -> ChatCall:
         """Read a request up to what the engine takes.
 
         Raises:
             ApiError, InvalidRequest, ContextTooLong: it cannot be served; names the field.
         """
-        service, config = self._service, self._service.config
-        fields, ignored, size_bytes = await read_fields(request, ChatRequest, config)
-        model = service.model_name(fields.model)
-        if fields.top_logprobs is not None and not fields.logprobs:
-            raise invalid("top_logprobs", "top_logprobs needs logprobs=true")
-        if fields.prompt_logprobs is not None and fields.stream:
-            raise invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true")
-        asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-        params = to_params(
-            fields,
-            config,
-            service.engine.model.vocab_size,
-            max_tokens=0 if fields.prewarms else asked,
-            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            prompt_logprobs=fields.prompt_logprobs,
-        )
+        fields, ignored, size_bytes = await read_fields(request, ChatRequest, self._service.config)
+        return await read_call(self._service, fields, ignored, size_bytes, request_info(request.scope).key_id)
 
-        shape = asked_grammar(fields)
-        loose = await prepare(service, shape)
 
-        def read_prompt() -> tuple[ChatPrompt, CachePolicy]:
-            prompt = encode_chat(service, fields, fields.messages, normalises=fields.normalises)
-            return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
+async def read_call(
+    service: Service, fields: ChatRequest, ignored: list[str], size_bytes: int, key_id: str
+) -> ChatCall:
+    """Make of a request's fields what the engine takes.
 
-        prompt, policy = await off_loop(service, size_bytes, read_prompt)
-        generation = GenerationRequest(
-            id=f"chatcmpl-{token_hex(16)}",
-            prompt=prompt.tokens,
-            params=params,
-            priority=fields.priority or 0,
-            salt=isolation_salt(request_info(request.scope).key_id, fields.cache_salt),
-            cache=policy,
-            grammar=None if shape is None else shape.grammar,
-        )
-        return _ChatCall(fields, ignored, model, prompt, generation, loose)
+    Raises:
+        ApiError, InvalidRequest, ContextTooLong: it cannot be served; names the field.
+    """
+    config = service.config
+    model = service.model_name(fields.model)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs=true")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise invalid("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    params = to_params(
+        fields,
+        config,
+        service.engine.model.vocab_size,
+        max_tokens=0 if fields.prewarms else asked,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
+
+    shape = asked_grammar(fields)
+    loose = await prepare(service, shape)
+
+    def read_prompt() -> tuple[ChatPrompt, CachePolicy]:
+        prompt = encode_chat(service, fields, fields.messages, normalises=fields.normalises)
+        return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
+
+    prompt, policy = await off_loop(service, size_bytes, read_prompt)
+    generation = GenerationRequest(
+        id=f"chatcmpl-{token_hex(16)}",
+        prompt=prompt.tokens,
+        params=params,
+        priority=fields.priority or 0,
+        salt=isolation_salt(key_id, fields.cache_salt),
+        cache=policy,
+        grammar=None if shape is None else shape.grammar,
+    )
+    return ChatCall(fields, ignored, model, prompt, generation, loose)
+
+
+def begin_stream(service: Service, call: ChatCall, arrived_at: float) -> tuple[ResponseSteps, ChatChunks]:
+    """Hand a request to the engine, by another way than HTTP.
+
+    Raises:
+        EngineError: it was refused.
+    """
+    diagnosis = call.diagnosis(service)
+    steps = ResponseSteps(service.engine, [call.generation], service.telemetry, arrived_at)
+    answer = _Answer(service, call.fields, call.model, call.generation, call.warnings, diagnosis)
+    return steps, ChatChunks(answer, steps)

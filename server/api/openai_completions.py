@@ -22,7 +22,7 @@ from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt
 from .legacy_logprobs import GeneratedOffsets, LegacyLogprobs, prompt_part
 from .prompt_cache import cache_policy
-from .respond import isolation_salt, off_loop, stream_response, submit, whole_response
+from .respond import isolation_salt, off_loop, stream_response, submit, wants_resume, whole_response
 from .sampling import MAX_LOGPROBS, read_fields, to_params, token_ids
 from .structured import StructuredFields, asked_grammar, prepare
 from .types import PromptLogprobs, UsageBody, encode, prompt_logprobs_body, usage_body
@@ -347,6 +347,7 @@ class CompletionApi:
             for row, prompt in enumerate(prompts)
         ]
         diagnosis = PromptDiagnosis(service, model, fields, generations, ChatPrompt(prompts[0].token_ids))
+        resumes = wants_resume(service, fields.stream_options)
         try:
             steps = submit(service, request, generations)
         except ContextTooLong as err:
@@ -357,7 +358,8 @@ class CompletionApi:
         headers = ignored_header(ignored)
         if fields.stream:
             chunks = CompletionChunks(answer, steps, warnings)
-            return stream_response(service, request, steps, chunks, headers)
+            resumable = (answer_id, generations[0].salt) if resumes else None
+            return stream_response(service, request, steps, chunks, headers, resumable=resumable)
         return await whole_response(request, steps, CompletionBody(answer, steps, warnings), headers)
 
 

@@ -13,6 +13,7 @@ from ..middleware import request_info
 from ..service import Service
 from ..stream.events import Step
 from ..stream.named import make_events, sse_frame
+from ..stream.resume import run_response
 from ..stream.runs import Run
 from ..stream.sse import SseResponse
 from .body import ignored_header
@@ -22,6 +23,7 @@ from .openai_responses_input import ResponseRequest, input_items, invalid, tool_
 from .openai_responses_make import Running, read_prompt, start_response
 from .openai_responses_store import ResponseStore, not_found
 from .respond import isolation_salt, note_generation, whole_response
+from .resume import starting_after, taken_up
 from .sampling import read_fields
 from .types import encode
 
@@ -54,6 +56,8 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """POST /v1/responses."""
         service, info = self._service, request_info(request.scope)
+        if (rest := taken_up(service, request)) is not None:
+            return rest
         fields, ignored, size_bytes = await read_fields(request, ResponseRequest, service.config)
         resumes = bool(fields.stream and fields.stream_options and fields.stream_options.resume)
         if fields.background or resumes:
@@ -188,49 +192,10 @@ class ResponsesApi:
         return response_id, salt, run if is_ours else None
 
     def _resumed(self, run: Run, after: int, headers: dict[str, str], *, with_ids: bool) -> Response:
-        return run_response(self._service, run, after, headers, with_ids=with_ids)
-
-
-def run_response(
-    service: Service, run: Run, after: int, headers: dict[str, str], *, with_ids: bool
-) -> Response:
-    """Return a run's events as SSE, those behind number `after`. With ids there are no comment pings: some
-    readers dispatch an empty event at a comment once an id was seen.
-
-    Raises:
-        BadRequest: those events are not there (any more).
-    """
-    run.log.check(after)
-    reading = service.runs.read(run, after)
-
-    async def frames() -> AsyncIterator[bytes]:
-        number = after
-        async for events in reading:
-            if not with_ids:
-                yield sse_frame(events)
-                continue
-            framed = []
-            for event in events:
-                number += 1
-                framed.append(b"id: %b:%d\n%b" % (run.id.encode(), number, sse_frame([event])))
-            yield b"".join(framed)
-
-    return SseResponse(
-        frames(),
-        reading.aclose,
-        keep_alive_interval_s=0 if with_ids else service.config.keep_alive_interval_s,
-        headers=headers,
-    )
-
-
-def starting_after(request: Request) -> int:
-    """Return the number behind which a stream goes on; -1 = from its beginning."""
-    given = request.query_params.get("starting_after")
-    if given is None:
-        return -1
-    if not (given.isascii() and given.isdecimal() and len(given) < 12):
-        raise invalid("starting_after", "starting_after must be the number of an event")
-    return int(given)
+        interval_s = self._service.config.keep_alive_interval_s
+        return run_response(
+            self._service.runs, run, after, headers, with_ids=with_ids, keep_alive_interval_s=interval_s
+        )
 
 
 async def _frames(running: Running, request_id: str) -> AsyncIterator[bytes]:

@@ -57,6 +57,10 @@ class NamedEvent(msgspec.Struct):
     type: str
 
 
+class StreamEvent(msgspec.Struct):
+    """An event of a stream, in the form of the request that began it."""
+
+
 LIMITS: dict[str, dict[str, Any]] = {
     SALT: {"minLength": 1, "maxLength": 256},
     KEY: {"minLength": 1},
@@ -132,6 +136,10 @@ OPERATIONS = (
     _get(
         "/v1/responses/{id}/input_items", "What a response was given", ItemPage,
         query=("order", "after", "limit", SALT),
+    ),
+    _get(
+        "/v1/streams/{id}", "The rest of a stream", StreamEvent, event=StreamEvent,
+        query=("starting_after", SALT),
     ),
     _post(
         "/v1/messages", "Answer messages in Anthropic's protocol", MessagesRequest, MessageBody,

@@ -17,7 +17,11 @@ from ..middleware import RequestInfo, request_info
 from ..service import Service
 from ..stream.answers import Answers
 from ..stream.events import ResponseSteps, Step
+from ..stream.named import DataEvents
+from ..stream.resume import run_response
+from ..stream.runs import Run
 from ..stream.sse import EventEncoder, SseResponse, data_events
+from .sampling import StreamOptions
 
 T = TypeVar("T")
 
@@ -71,9 +75,26 @@ def note_generation(service: Service, info: RequestInfo, generation_id: str, ste
 
 
 def stream_response(
-    service: Service, request: Request, steps: ResponseSteps, encoder: EventEncoder, headers: dict[str, str]
+    service: Service,
+    request: Request,
+    steps: ResponseSteps,
+    encoder: EventEncoder,
+    headers: dict[str, str],
+    *,
+    resumable: tuple[str, str] | None = None,
 ) -> Response:
-    """Return the response that writes events as they come."""
+    """Return the response that writes events as they come. `resumable` = the response's id and its salt, if
+    it was asked to outlive its reader.
+
+    Raises:
+        Unavailable: too many such responses run.
+    """
+    if resumable is not None:
+        response_id, salt = resumable
+        info, grace_s = request_info(request.scope), service.config.resume_grace_s
+        run = Run(response_id, info.id, salt, steps, DataEvents(encoder), grace_s, is_background=False)
+        service.runs.start(run)
+        return run_response(service.runs, run, -1, headers, with_ids=True, keep_alive_interval_s=0)
     return SseResponse(
         data_events(steps, encoder, request_info(request.scope).id),
         steps.aclose,
@@ -123,6 +144,18 @@ async def _collect(steps: ResponseSteps, take: Callable[[Step], None]) -> None:
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def wants_resume(service: Service, options: StreamOptions | None) -> bool:
+    """Whether a stream was asked to be resumable.
+
+    Raises:
+        Unavailable: too many such responses run.
+    """
+    if options is None or not options.resume:
+        return False
+    service.runs.check_room()
+    return True
 
 
 def isolation_salt(key_id: str, cache_salt: str | None) -> str:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..errors import ApiError, as_api_error
+from ..errors import ApiError, as_api_error, error_body
 from .events import ResponseSteps, Step
+from .sse import EventEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ class Event(NamedTuple):
     """One event, encoded."""
 
     type: str
+    """Empty in a protocol without names."""
     data: bytes
     """JSON."""
 
@@ -61,6 +63,32 @@ async def make_events(
     yield last
 
 
+class DataEvents:
+    """A protocol whose events have no names, as an `EventMaker`; `[DONE]` ends its streams."""
+
+    def __init__(self, encoder: EventEncoder) -> None:
+        self._encoder = encoder
+
+    def begin(self) -> list[Event]:
+        return []
+
+    def step(self, step: Step) -> list[Event]:
+        return [Event("", data) for data in self._encoder.step(step)]
+
+    async def end(self) -> list[Event]:
+        return [Event("", data) for data in await self._encoder.end()]
+
+    async def fail(self, error: ApiError) -> list[Event]:
+        return [Event("", error_body(error))]
+
+
 def sse_frame(events: Sequence[Event]) -> bytes:
     """Return the events as they stand in a `text/event-stream`."""
-    return b"".join([b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data) for event in events])
+    return b"".join(
+        [
+            b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
+            if event.type
+            else b"data: %b\n\n" % event.data
+            for event in events
+        ]
+    )
