@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from .lease import is_at
+from .lease import is_at, open_own
 from .segment import write_all
 
 ENTRY = struct.Struct("<4sB3xQdd32s")
@@ -52,7 +52,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = _open(path)
+        self._fd = open_own(path)
 
     def append(self, notes: Sequence[Note], end: int, *, durable: bool) -> int:
         """Write notes at the committed end; returns the new end. Raises `OSError`."""
@@ -111,12 +111,9 @@ class Journal:
     def _follow(self) -> None:
         """Another process may have replaced the file."""
         if not is_at(self._fd, self.path):
+            fd = open_own(self.path)
             os.close(self._fd)
-            self._fd = _open(self.path)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._fd = fd
 
 
 def _parse(data: bytes) -> Note | None:

@@ -11,9 +11,12 @@ from .index import Change, Index, Place, SegmentInfo
 from .journal import Journal, Note, What
 from .lease import try_lock
 from .segment import PINNED, BadRecord, RecordHeader, scan
-from .segment_files import SegmentFiles
+from .segment_files import NAME, SegmentFiles
 
 logger = logging.getLogger(__name__)
+
+LAST_NUMBER = 1 << 31
+"""No segment counts that far; the index has 32 bits for it."""
 
 
 def rebuild(index: Index, files: SegmentFiles, journal: Journal, punches: bool) -> None:
@@ -44,8 +47,9 @@ def _add_segment(
 ) -> int:  # fmt: skip
     """Enter a segment's live records; returns the highest seq seen."""
     last_seq = 0
-    number = int(name.partition("/")[2].removesuffix(".seg"), 16)
-    if change.segment(number) is not None:  # the index was set back once, and counted on from there
+    named = NAME.fullmatch(name)
+    number = int(named[1], 16) if named else LAST_NUMBER
+    if number >= LAST_NUMBER or change.segment(number) is not None:  # renamed, or counted anew once
         number = change.totals.next_segment
     try:
         with files.reading(name) as reading:

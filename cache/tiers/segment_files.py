@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 import threading
@@ -23,9 +24,12 @@ from .segment import SEGMENT_HEADER, padded, parse_segment_header, segment_heade
 
 OPEN_FILES = 64
 OPEN_WRITERS = 8
+NAME = re.compile(r"[0-9]{1,9}/([0-9a-f]{8})\.seg", re.ASCII)
 PUNCH = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 ZEROS = 1 << 20
+GONE = frozenset({errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO})
+"""What opening a file says that is not there, or is something else by now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +79,9 @@ class SegmentFiles:
         """Begin a segment, with the first number from `number` on that no dead writer's left-over has.
         Raises `OSError`."""
         folder = self.root / str(bucket)
-        with suppress(FileExistsError):
-            folder.mkdir(0o700)
+        for each in (self.root, folder):
+            with suppress(FileExistsError):
+                each.mkdir(0o700)
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise OSError(errno.ENOTDIR, f"{folder} is no directory of ours")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -124,7 +129,7 @@ class SegmentFiles:
 
     def erase(self, name: str, offset: int, length: int, *, durable: bool) -> None:
         """Make a record unreadable and give its pages back where the file system can. Raises `OSError`."""
-        fd = _open(self.root / name, os.O_RDWR)
+        fd = self._open(name, os.O_RDWR)
         try:
             if not punch(fd, offset, length):
                 for at in range(offset, offset + length, ZEROS):
@@ -140,9 +145,9 @@ class SegmentFiles:
             if writing.number == number:
                 self.finish(bucket)
         try:
-            fd = _open(self.root / name, os.O_RDONLY)
+            fd = self._open(name, os.O_RDONLY)
         except OSError as err:
-            return err.errno == errno.ENOENT
+            return err.errno in GONE
         try:
             if not try_lock(fd):
                 return False
@@ -164,7 +169,8 @@ class SegmentFiles:
                         found += [
                             f"{folder.name}/{entry.name}"
                             for entry in entries
-                            if entry.name.endswith(".seg") and entry.is_file(follow_symlinks=False)
+                            if NAME.fullmatch(f"{folder.name}/{entry.name}")
+                            and entry.is_file(follow_symlinks=False)
                         ]
         return found
 
@@ -181,7 +187,7 @@ class SegmentFiles:
         with self._lock:
             reading = self._readings.get(name)
             if reading is None:
-                fd = _open(self.root / name, os.O_RDONLY)
+                fd = self._open(name, os.O_RDONLY)
                 try:
                     head = os.pread(fd, SEGMENT_HEADER.size, 0)
                     reading = Reading(fd, *parse_segment_header(head))
@@ -214,6 +220,19 @@ class SegmentFiles:
         with self._lock:
             for name in list(self._readings):
                 self._evict(name)
+
+    def _open(self, name: str, access: int) -> int:
+        """Open a regular file in a folder of ours; a link, a pipe or a folder is an error."""
+        folder, _, file = name.partition("/")
+        at = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(file, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=at)
+        finally:
+            os.close(at)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file")
+        return fd
 
     def _forget(self, name: str) -> None:
         with self._lock:
@@ -248,15 +267,6 @@ def can_punch(folder: Path) -> bool:
         os.close(fd)
         with suppress(OSError):
             os.unlink(path)
-
-
-def _open(path: Path, access: int) -> int:
-    """Open a regular file; a link, a pipe or a folder is an error."""
-    fd = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file")
-    return fd
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
