@@ -11,7 +11,11 @@ from .base import (
     Tier,
     TierFault,
     TierStats,
+    erase_all,
     lasting,
 )
 
-__all__ = ["NO_KEY", "Entry", "Fate", "Found", "Kind", "Record", "Tier", "TierFault", "TierStats", "lasting"]
+__all__ = [
+    "NO_KEY", "Entry", "Fate", "Found", "Kind", "Record", "Tier", "TierFault", "TierStats", "erase_all",
+    "lasting",
+]  # fmt: skip

@@ -122,7 +122,7 @@ class TierStats:
 
 class Tier(Protocol):
     """One place where records are kept. Methods never raise for what a disk or a stranger's file can do,
-    except `read`, which raises `TierFault`."""
+    except `read` and `erase`, which raise `TierFault`."""
 
     name: str
     """"host", "disk" or "shared": a label in metrics and answers."""
@@ -162,7 +162,11 @@ class Tier(Protocol):
         ...
 
     def erase(self, keys: Sequence[bytes]) -> int:
-        """Delete records, pinned or not, and make their bytes unreadable. Returns how many were here."""
+        """Delete records, pinned or not, and make their bytes unreadable. Returns how many were here.
+
+        Raises:
+            TierFault: it cannot be done now; some may be gone.
+        """
         ...
 
     def fate(self, key: bytes) -> Fate | None:
@@ -186,3 +190,15 @@ class Tier(Protocol):
 def lasting(tiers: Sequence[Tier]) -> list[Tier]:
     """Those that outlive the process."""
     return [tier for tier in tiers if tier.name != "host"]
+
+
+def erase_all(tiers: Sequence[Tier], keys: Sequence[bytes]) -> int | None:
+    """Erase records everywhere; returns how many were there, None if a tier would not. All are tried."""
+    counts: list[int | None] = []
+    for tier in tiers:
+        try:
+            counts.append(tier.erase(keys))
+        except TierFault:
+            counts.append(None)
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 import threading
 import weakref
@@ -167,7 +168,11 @@ class Index:
 
     def __init__(self, directory: Path, *, read_only: bool = False) -> None:
         self.directory = directory
-        self._file = directory / "data.mdb"
+        self._file, self._lock_file = directory / "data.mdb", directory / "lock.mdb"
+        for path in (self._file, self._lock_file):
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    raise IndexDamaged(f"{path.name} is not a regular file")
         _check_size(self._file, read_only)
         try:
             self._env, self._identity = _envs.open(directory, read_only=read_only)
@@ -187,6 +192,7 @@ class Index:
                 version = _totals(data).version
             if version != INDEX_VERSION:
                 raise IndexDamaged(f"index version {version}")
+            self._sizes = self._seen_sizes()
         except DAMAGE as err:
             self.close()
             raise IndexDamaged(str(err)) from err
@@ -205,23 +211,46 @@ class Index:
         except OSError:
             return False
 
+    def _seen_sizes(self) -> dict[Path, int]:
+        return {path: os.lstat(path).st_size for path in (self._file, self._lock_file)}
+
+    def _check_whole(self) -> None:
+        """Raise `IndexDamaged` if somebody has cut a file that is mapped into memory: touching what is not
+        there would be a SIGBUS. It is filled up again, so that LMDB can let go of it."""
+        try:
+            if not self.is_current():
+                return  # ours has no name any more
+            for path, size in self._seen_sizes().items():
+                if size < self._sizes.get(path, 0):
+                    os.truncate(path, self._sizes[path])
+                    raise IndexDamaged(f"{path.name} was cut off")
+                self._sizes[path] = size
+        except FileNotFoundError:
+            return
+
     # -- reading -----------------------------------------------------------------------------------
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """A consistent view."""
+        self._check_whole()
         with self._env.begin() as txn:
             yield Snapshot(self, txn)
 
     @contextmanager
     def change(self) -> Iterator[Change]:
         """A transaction: all or nothing. Only with the lease held."""
+        self._check_whole()
         with self._env.begin(write=True) as txn:
             change = Change(self, txn)
-            yield change
-            change.save_totals()
+            try:
+                yield change
+                change.save_totals()
+            except struct.error as err:
+                raise IndexDamaged("its sums do not add up") from err
 
     def totals(self) -> Totals:
+        self._check_whole()
         with self._env.begin() as txn:
             return _totals(txn.get(b"totals", db=self._meta))
 

@@ -21,10 +21,10 @@ from typing import Literal
 import lmdb
 
 from . import compression as codecs
-from .base import Fate, Record, TierStats
+from .base import Fate, Record, TierFault, TierStats
 from .index import DAMAGE, Index, IndexDamaged
 from .journal import Journal, What
-from .lease import Lease, LeaseHeld
+from .lease import Lease, LeaseHeld, displace
 from .nvme_changes import RESERVE_BYTES, SUSPEND_S, Changes
 from .nvme_reads import ends_at
 from .rebuild import rebuild, sweep
@@ -39,6 +39,9 @@ SEGMENT_BYTES = 256 << 20
 BUDGET_SEGMENTS = 16
 """A small budget has at least so many segments, so that one of them is a small part of it."""
 WARN_EVERY_S = 60.0
+DEATHS, FORGIVE_S = 2, 600.0
+"""So many writers that died within a change are put down to the index (LMDB ends the process where it finds a
+page that cannot be), unless one has lived that long since."""
 
 
 class NvmeTier(Changes):
@@ -73,11 +76,13 @@ class NvmeTier(Changes):
         self._bad: deque[tuple[bytes, int]] = deque()
         """Records that a reader found bad; taken out with the next change."""
         self._unread: set[tuple[bytes, int]] = set()
+        self._suspects: set[int] = set()
         self._suspended_until = 0.0
         self._suspend_s = SUSPEND_S[0]
         self._warned_at = -WARN_EVERY_S
         self.problem = ""
         """What went wrong last."""
+        self._opened_at = time.monotonic()
         self._swept = False
         self._punches = False
         self._users = 0
@@ -149,13 +154,15 @@ class NvmeTier(Changes):
 
     def erase(self, keys: Sequence[bytes]) -> int:
         """See `Tier.erase`."""
-        count = 0
-        with self._changing(LEASE_TIMEOUT_S) as index:
+        count = None
+        with self._changing(LEASE_TIMEOUT_S, urgent=True) as index:
             if index is not None:
                 with self._change(index) as change:
                     there = [(key, place) for key in keys if (place := change.get(key)) is not None]
                     self._kill(change, there, Fate.DELETED)
-                    count = len(there)
+                count = len(there)
+        if count is None:
+            raise TierFault("the disk cache cannot be changed now")
         self.stats.deleted += count
         return count
 
@@ -164,6 +171,8 @@ class NvmeTier(Changes):
         with self._changing(MAINTAIN_LEASE_S, quietly=True) as index:
             if index is None:
                 return
+            if time.monotonic() - self._opened_at > FORGIVE_S and self._lease is not None:
+                self._lease.deaths = 0
             self._make_reserve()
             self.files.drop_deleted()
             if not self._swept:
@@ -218,6 +227,7 @@ class NvmeTier(Changes):
             self._lease = Lease(self.root / "lease")
             self._journal = Journal(self.root / "journal")
             with self._lease.hold(LEASE_TIMEOUT_S):
+                self._is_damaged |= self._lease.deaths >= DEATHS
                 self._open_index()
         self._refresh()
 
@@ -234,11 +244,11 @@ class NvmeTier(Changes):
         assert self._journal is not None
         try:
             if self._is_damaged:
-                raise IndexDamaged("a read failed")
+                raise IndexDamaged("reading or changing it failed")
             index = Index(self.root / "index")
             if not index.is_filled:
                 if any(self.files.names()):
-                    self._made_anew("it is not there")
+                    raise IndexDamaged("it is not there, or not whole")
                 rebuild(index, self.files, self._journal, self._punches)
             self._index = index
             return index
@@ -255,17 +265,24 @@ class NvmeTier(Changes):
         assert self._journal is not None
         self._index = None
         for path in (self.root / "index").iterdir():
-            path.unlink()
+            displace(path)
+            with suppress(FileNotFoundError):
+                path.unlink()
         index = Index(self.root / "index")
         rebuild(index, self.files, self._journal, self._punches)
         self._index, self._swept, self._is_damaged = index, False, False
+        if self._lease is not None:
+            self._lease.deaths = 0
         return index
 
     @contextmanager
-    def _changing(self, timeout_s: float, *, quietly: bool = False) -> Iterator[Index | None]:
+    def _changing(
+        self, timeout_s: float, *, quietly: bool = False, urgent: bool = False
+    ) -> Iterator[Index | None]:
         """Hold the lease; None if nothing can be changed now. Whatever goes wrong in the block is counted and
-        ends it."""
-        if self._closed or self._read_only or time.monotonic() < self._suspended_until:
+        ends it. `urgent`: try it though it failed just now."""
+        suspended = time.monotonic() < self._suspended_until and not urgent
+        if self._closed or self._read_only or suspended:
             yield None
             return
         entered = False
@@ -276,6 +293,7 @@ class NvmeTier(Changes):
             assert self._lease is not None
             with self._lease.hold(timeout_s):
                 index = self._index
+                self._is_damaged |= self._lease.deaths >= DEATHS
                 if index is None or self._is_damaged or not index.is_current():
                     index = self._open_index()
                 self._drop_bad(index)

@@ -93,6 +93,11 @@ class Changes(Reads):
                 length = record_length(len(record.content), len(stored), self.files.align)
                 bucket = int(now + record.ttl_s) // BUCKET_S
                 writing = self.files.writing(bucket)
+                if writing is not None and bucket not in ends:
+                    info = change.segment(writing.number)
+                    if info is None or info.name != writing.name:  # the index was made anew
+                        self.files.finish(bucket)
+                        writing = None
                 if writing is None or ends.get(bucket, writing.end) >= self._segment_bytes:
                     if writing is not None and bucket in ends:
                         os.fdatasync(writing.fd)
@@ -145,8 +150,8 @@ class Changes(Reads):
         return now if now >= CLOCK_IS_SET else max(now, change.totals.latest_now)
 
     def _differs(self, change: Change, record: Record, place: Place) -> bool:
-        """Whether a named record's value is another than the one that is stored."""
-        if record.kind is not Kind.NAMED:
+        """Whether what is stored is something else. Blocks of one key are equal, unless they are damaged."""
+        if record.kind is not Kind.NAMED and place.segment not in self._suspects:
             return False
         info = change.segment(place.segment)
         value = bytearray(place.payload_bytes)

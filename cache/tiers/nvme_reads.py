@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ from . import compression as codecs
 from .base import Entry, Fate, Found, Kind, TierFault, TierStats
 from .index import DAMAGE, Index, IndexDamaged, Place, Snapshot
 from .segment import BadRecord, RecordHeader, check_payload, parse_header, record_length
-from .segment_files import Reading, SegmentFiles
+from .segment_files import GONE, Reading, SegmentFiles
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +46,8 @@ class Reads:
     """Records that a reader found bad; taken out with the next change."""
     _unread: set[tuple[bytes, int]]
     """Records that the device has failed to give once. They may be sound; the second time they are bad."""
+    _suspects: set[int]
+    """Segments with a bad record. What else they have is looked at before it counts as kept."""
     _lock: threading.Condition
     _users: int
     _closed: bool
@@ -77,7 +78,7 @@ class Reads:
         where = found.place
         assert isinstance(where, _Where)
         place = where.place
-        with self._checked(found.key, place.seq):
+        with self._checked(found.key, place):
             with self.files.reading(where.name) as reading:
                 header, stored = self._read_record(reading, place, len(content), out)
                 has = (header.kind, header.key, header.identity, header.content)
@@ -98,7 +99,7 @@ class Reads:
         """A record's own header, checked. Raises `TierFault`."""
         where = found.place
         assert isinstance(where, _Where)
-        with self._checked(found.key, where.place.seq):
+        with self._checked(found.key, where.place):
             with self.files.reading(where.name) as reading:
                 data = os.pread(reading.fd, min(where.place.length, 1 << 16), where.place.offset)
                 header = parse_header(data, reading.segment_id)
@@ -192,23 +193,28 @@ class Reads:
         return header, stored[: header.stored_bytes]
 
     @contextmanager
-    def _checked(self, key: bytes, seq: int) -> Iterator[None]:
+    def _checked(self, key: bytes, place: Place) -> Iterator[None]:
         """Turn what can go wrong with a record into a counter and a `TierFault`."""
         try:
             with self._using():
                 yield
         except (BadRecord, ValueError) as err:
             self.stats.fault("checksum" if "checksum" in str(err) else "header")
-            self._bad.append((key, seq))
+            self._note_bad(key, place)
             raise TierFault(str(err)) from err
         except OSError as err:
-            gone = err.errno in (errno.ENOENT, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+            gone = err.errno in GONE
             self.stats.fault("gone" if gone else "io")
-            if gone or (key, seq) in self._unread:
-                self._bad.append((key, seq))
+            if gone or (key, place.seq) in self._unread:
+                self._note_bad(key, place)
             elif len(self._unread) < UNREAD:
-                self._unread.add((key, seq))
+                self._unread.add((key, place.seq))
             raise TierFault(str(err)) from err
+
+    def _note_bad(self, key: bytes, place: Place) -> None:
+        self._bad.append((key, place.seq))
+        if len(self._suspects) < UNREAD:
+            self._suspects.add(place.segment)
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -227,20 +233,22 @@ class Reads:
     @contextmanager
     def _snapshot(self) -> Iterator[Snapshot | None]:
         """A view of the index; None if there is none to be had."""
+        given = False
         try:
             with self._using():
                 index = self._index
-                if index is None or self._is_damaged:
-                    yield None
-                    return
-                with index.snapshot() as view:
-                    yield view
+                if index is not None and not self._is_damaged:
+                    with index.snapshot() as view:
+                        given = True
+                        yield view
         except TierFault:
-            yield None
-        except (lmdb.Error, IndexDamaged) as err:
+            pass
+        except (OSError, lmdb.Error, IndexDamaged) as err:
             self.stats.fault("index")
             logger.warning("the index of the disk cache failed: %s", err)
             self._is_damaged |= isinstance(err, (IndexDamaged, *DAMAGE))
+        if not given:
+            yield None
 
 
 def ends_at(place: Place, now: float) -> float:

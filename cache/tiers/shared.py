@@ -316,6 +316,8 @@ class SharedTier:
                 self._count(-1, -_occupied(state))
         self._full_at = -float("inf")
         self.stats.deleted += count
+        if any(self.find([key]) for key in keys):
+            raise TierFault("the shared cache cannot be changed now")
         return count
 
     def maintain(self) -> None:
