@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from .spec import named_key, tenant_digest
-from .tiers import Entry, Kind, Record, Tier, TierFault
+from .tiers import Entry, Kind, Record, Tier, TierFault, erase_all
 from .workers import Workers
 from .writes import GATHER_S, Writer
 
@@ -38,10 +38,10 @@ class RecordBook:
         self._lock = threading.Lock()
 
     async def put(
-        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None
+        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None, pinned: bool = False
     ) -> float | None:
         """Keep a value; returns when it expires, None if it could not be kept."""
-        record = self._take(namespace, salt, name, value, ttl_s)
+        record = self._take(namespace, salt, name, value, ttl_s, pinned)
         if record is None or not await self._writer.perform(lambda: self._write([record])):
             return None
         return self._clock() + record.ttl_s
@@ -68,10 +68,12 @@ class RecordBook:
             return bytes(waiting.payload)
         return await asyncio.to_thread(_read, self._tiers, key, tenant, content)
 
-    async def delete(self, namespace: str, salt: str, name: str) -> bool:
+    async def delete(self, namespace: str, salt: str, name: str) -> bool | None:
+        """Whether there was one; None if a tier would not delete it."""
         key = named_key(tenant_digest(salt), _content(namespace, name))
         self.flush()
-        return bool(await self._writer.perform(lambda: sum([tier.erase([key]) for tier in self._tiers])))
+        count = await self._writer.perform(lambda: erase_all(self._tiers, [key]))
+        return None if count is None else count > 0
 
     async def names(self, namespace: str, salt: str) -> list[tuple[str, Entry]]:
         """A tenant's names in a namespace, the latest first."""
@@ -79,7 +81,9 @@ class RecordBook:
         self.flush()
         return await self._writer.perform(lambda: _names(self._tiers, tenant, prefix)) or []
 
-    def _take(self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None) -> Record | None:
+    def _take(
+        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None, pinned: bool = False
+    ) -> Record | None:
         """The record of a value that can be read from now on; None if it is too much."""
         with self._lock:
             if len(value) > MAX_VALUE_BYTES or self._pending_bytes + len(value) > MAX_PENDING_BYTES:
@@ -88,7 +92,8 @@ class RecordBook:
             self._pending_bytes += len(value)
         tenant, content = tenant_digest(salt), _content(namespace, name)
         key = named_key(tenant, content)
-        record = Record(Kind.NAMED, key, tenant, content, memoryview(value), ttl_s or self._default_ttl_s)
+        ttl_s = ttl_s or self._default_ttl_s
+        record = Record(Kind.NAMED, key, tenant, content, memoryview(value), ttl_s, pinned=pinned)
         self._pending[key] = record
         return record
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .blocks import NO_BLOCK, BlockId
 from .loads import BlockBytes
 from .store import KVStore
-from .tiers import Kind, Record, Tier, lasting
+from .tiers import Fate, Kind, Record, Tier, lasting
 from .tree import Node
 from .workers import Timer, Workers, guarded
 
@@ -258,11 +258,29 @@ class Writer:
             return
         touched, self._touched = self._touched, {}
 
-        def renew() -> list[bytes]:
+        def renew() -> tuple[list[bytes], list[bytes]]:
             missing = {tier: tier.touch(touched) for tier in self._tiers}
-            return list({key for tier in lasting(self._tiers) or self._tiers for key in missing[tier]})
+            tiers = lasting(self._tiers) or self._tiers
+            lost = {key for tier in tiers for key in missing[tier]}
+            deleted = {key for key in lost if any(tier.fate(key) is Fate.DELETED for tier in tiers)}
+            return list(lost - deleted), list(deleted)
 
-        self._workers.write(renew, lambda missing: self._write_again(missing or [], touched))
+        def done(result: tuple[list[bytes], list[bytes]] | None) -> None:
+            lost, deleted = result or ([], [])
+            self._write_again(lost, touched)
+            self._forget_deleted(deleted, touched)
+
+        self._workers.write(renew, done)
+
+    def _forget_deleted(self, keys: Sequence[bytes], ttls: dict[bytes, float]) -> None:
+        """Blocks that were stored, and that somebody has deleted since, in this process or another. What is
+        held now is looked at again later."""
+        tree = self._store.tree
+        nodes = [node for key in keys if (node := tree.get(key)) is not None and node.saved]
+        self.forget(tree.forget([node.key for node in sorted(nodes, key=lambda n: n.depth)]))
+        for node in nodes:
+            if tree.get(node.key) is node:
+                self._touched.setdefault(node.key, ttls[node.key])
 
     def _write_again(self, missing: Sequence[bytes], ttls: dict[bytes, float]) -> None:
         """Blocks in use that a tier has no more (evicted, expired, dropped): write them anew."""

@@ -20,6 +20,7 @@ from .api import (
     Usage,
 )
 from .errors import (
+    CacheUnavailable,
     ContextTooLong,
     EngineDraining,
     EngineError,
@@ -36,6 +37,7 @@ __all__ = [
     "CacheMiss",
     "CachePolicy",
     "CacheReport",
+    "CacheUnavailable",
     "CachedPrompt",
     "ContextTooLong",
     "Delta",

@@ -239,7 +239,11 @@ class PromptCache(Protocol):
 
     async def erase(self, tokens: list[int], salt: str) -> int:
         """Delete the full blocks of a prompt everywhere, except those pinned; returns the tokens deleted.
-        What running requests use stays until they end."""
+        What running requests use stays until they end.
+
+        Raises:
+            CacheUnavailable: a tier cannot be changed now.
+        """
         ...
 
     async def flush(self) -> None:
@@ -247,10 +251,18 @@ class PromptCache(Protocol):
         ...
 
     async def put(
-        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None = None
+        self,
+        namespace: str,
+        salt: str,
+        name: str,
+        value: bytes,
+        ttl_s: float | None = None,
+        *,
+        pinned: bool = False,
     ) -> float | None:
-        """Keep a small named value (at most 16 MiB) as long as a prompt of that TTL; replaces an earlier one.
-        Durable as far as a disk tier is there. Returns when it expires; None if it could not be kept."""
+        """Keep a small named value (at most 16 MiB) as long as a prompt of that TTL, or one that is pinned;
+        replaces an earlier one. Durable as far as a disk tier is there. Returns when it expires; None if it
+        could not be kept."""
         ...
 
     def put_soon(
@@ -261,7 +273,9 @@ class PromptCache(Protocol):
 
     async def get(self, namespace: str, salt: str, name: str) -> bytes | None: ...
 
-    async def delete(self, namespace: str, salt: str, name: str) -> bool: ...
+    async def delete(self, namespace: str, salt: str, name: str) -> bool:
+        """Delete a named value; whether there was one. Raises `CacheUnavailable`."""
+        ...
 
     async def names(self, namespace: str, salt: str) -> list[StoredName]:
         """The tenant's names in a namespace, the latest first."""

@@ -7,6 +7,7 @@ EngineError
 ├── EngineOverloaded         the bounded queue is full; says when to try again
 ├── EngineDraining           shutting down, takes nothing new
 ├── EngineStopped            the engine's loop has failed; only a restart helps
+├── CacheUnavailable         a tier of the prompt cache cannot be changed now
 ├── RequestFailed            a step or a deadline failed this request after it was accepted
 └── ModelError               a model cannot be loaded; names the tensor, type or field
 """
@@ -74,6 +75,10 @@ class EngineDraining(EngineError):
 
 class EngineStopped(EngineError):
     """The engine's loop has ended by a fault: nothing can be served any more."""
+
+
+class CacheUnavailable(EngineError):
+    """What was to be deleted may still be in a tier: ask again."""
 
 
 class RequestFailed(EngineError):

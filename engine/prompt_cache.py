@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ..cache import CacheConfig, KVStore
 from ..cache.loads import FATES, locate
 from ..cache.mover import Mover
-from ..cache.tiers import Kind, Tier
+from ..cache.tiers import Kind, Tier, erase_all
 from ..cache.workers import InlineWorkers
 from ..kernels.kv import KVKind, KVSpec
 from .api import CachedPrompt, CacheMiss, CachePolicy, StoredName, TierStatus
+from .errors import CacheUnavailable
 
 
 class LocalPromptCache:
@@ -88,8 +89,10 @@ class LocalPromptCache:
         below = tree.forget(keys)
         self._mover.writer.forget([*keys, *below])
         erased = await self._mover.writer.perform(lambda: _erase(tiers, keys, below))
+        if erased is None:
+            raise CacheUnavailable("The prompt could not be deleted from every tier of the cache; try again.")
         left = {key for key in was_here if tree.get(key) is not None}
-        return len((was_here - left) | (erased or set()) & set(keys)) * self.block_tokens
+        return len((was_here - left) | erased & set(keys)) * self.block_tokens
 
     async def flush(self) -> None:
         """See `PromptCache.flush`."""
@@ -98,10 +101,17 @@ class LocalPromptCache:
         await done.wait()
 
     async def put(
-        self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None = None
+        self,
+        namespace: str,
+        salt: str,
+        name: str,
+        value: bytes,
+        ttl_s: float | None = None,
+        *,
+        pinned: bool = False,
     ) -> float | None:
         """See `PromptCache.put`."""
-        return await self._mover.records.put(namespace, salt, name, value, ttl_s)
+        return await self._mover.records.put(namespace, salt, name, value, ttl_s, pinned)
 
     def put_soon(
         self, namespace: str, salt: str, name: str, value: bytes, ttl_s: float | None = None
@@ -115,7 +125,10 @@ class LocalPromptCache:
 
     async def delete(self, namespace: str, salt: str, name: str) -> bool:
         """See `PromptCache.delete`."""
-        return await self._mover.records.delete(namespace, salt, name)
+        deleted = await self._mover.records.delete(namespace, salt, name)
+        if deleted is None:
+            raise CacheUnavailable(f"{name!r} could not be deleted from every tier of the cache; try again.")
+        return deleted
 
     async def names(self, namespace: str, salt: str) -> list[StoredName]:
         """See `PromptCache.names`."""
@@ -165,9 +178,9 @@ class _NoDevice:
         raise AssertionError("there is no device")
 
 
-def _erase(tiers: Sequence[Tier], keys: Sequence[bytes], below: Sequence[bytes]) -> set[bytes]:
+def _erase(tiers: Sequence[Tier], keys: Sequence[bytes], below: Sequence[bytes]) -> set[bytes] | None:
     """Erase a chain and what continues it (the answers to that prompt), except what is pinned; returns the
-    keys that were somewhere."""
+    keys that were somewhere, None if a tier would not."""
     ends = {*keys[-1:], *below}
     for tier in tiers:
         children: dict[bytes, list[bytes]] = {}
@@ -181,9 +194,7 @@ def _erase(tiers: Sequence[Tier], keys: Sequence[bytes], below: Sequence[bytes])
     wanted = dict.fromkeys([*keys, *ends])
     found_here = {key: found for key in wanted for tier in tiers for found in tier.find([key])}
     doomed = [key for key, found in found_here.items() if not found.pinned]
-    for tier in tiers:
-        tier.erase(doomed)
-    return set(doomed)
+    return None if erase_all(tiers, doomed) is None else set(doomed)
 
 
 def _status(tier: Tier) -> TierStatus:

@@ -16,6 +16,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from ..engine import (
+    CacheUnavailable,
     ContextTooLong,
     EngineDraining,
     EngineOverloaded,
@@ -27,6 +28,7 @@ from ..engine import (
 MAX_RETRY_AFTER_S = 60.0
 """openai-python gives up instead of waiting when it is told more than 120 s."""
 RESTART_RETRY_AFTER_S = 5.0
+CACHE_RETRY_AFTER_S = 5.0
 DRAIN_RETRY_AFTER_S = 5.0
 """A load balancer needs about that long to see that /ready fails and choose another replica."""
 
@@ -171,6 +173,8 @@ def as_api_error(exc: BaseException) -> ApiError:
             return draining()
         case EngineStopped():
             return Unavailable(str(exc), code="engine_unhealthy", retry_after_s=RESTART_RETRY_AFTER_S)
+        case CacheUnavailable():
+            return Unavailable(str(exc), code="cache_unavailable", retry_after_s=CACHE_RETRY_AFTER_S)
         case RequestFailed():
             return ApiError(str(exc), code="request_failed", headers={"x-should-retry": "true"})
         case HTTPException(status_code=404):

@@ -360,8 +360,11 @@ def _prompt_fields(prompt: str) -> dict[str, Any]:
     """A prompt as the API takes it, from what was typed."""
     text = sys.stdin.read() if prompt == "-" else prompt
     path = Path(prompt)
-    if len(prompt) < 1024 and prompt.endswith(".json") and path.is_file():
-        text = path.read_text("utf-8")
+    if len(prompt) < 1024 and prompt.endswith(".json") and " " not in prompt:
+        try:
+            text = path.read_text("utf-8")
+        except OSError as err:
+            raise ConfigError(f"{prompt}: {err.strerror}") from err
     if text.lstrip().startswith("{"):
         try:
             fields = json.loads(text)

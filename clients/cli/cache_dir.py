@@ -15,6 +15,7 @@ from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 
+from ...cache.tiers import TierFault
 from ...cache.tiers.nvme import NvmeTier
 from ...cache.tiers.segment import FORMAT_VERSION
 from ...server.config import ConfigError
@@ -62,6 +63,8 @@ def opened(
         if not tier.is_open:
             raise ConfigError(f"the prompt cache in {path} cannot be opened: {tier.problem or BUSY}")
         yield tier
+    except TierFault as err:
+        raise ConfigError(f"the prompt cache in {path} could not be changed: {tier.problem or err}") from err
     finally:
         tier.close()
         log.setLevel(level)
