@@ -158,9 +158,9 @@ class CachesApi:
             model=model, created_at=time.time(), count=len(tokens), packed=pack_tokens(tokens), policy=policy,
             pinned=bool(fields.pinned), key=fields.prompt_cache_key or "",
         )  # fmt: skip
-        await self._remember(name, stored, salt)
         if stored.pinned:
             await self._pin(name, stored, salt)
+        await self._remember(name, stored, salt)
         return _json(await self._body(name, stored, salt, usage), 201, ignored)
 
     async def list_all(self, request: Request) -> Response:
@@ -313,8 +313,13 @@ class CachesApi:
     async def _pin(self, name: str, stored: NamedPrompt, salt: str) -> None:
         """Pin or unpin a prompt as `stored` says. What it shares with other pinned names stays pinned."""
         cache = self._service.engine.prompt_cache
-        await cache.pin(unpack(stored).tolist(), salt, stored.pinned)
+        pinned_tokens = await cache.pin(unpack(stored).tolist(), salt, stored.pinned)
         if stored.pinned:
+            if not pinned_tokens and stored.count >= cache.block_tokens:
+                raise Unavailable(
+                    f"{name!r} cannot be pinned: this server keeps no prompts below the device.",
+                    code="cache_unavailable", retry_after_s=RETRY_S,
+                )  # fmt: skip
             return
         for entry in await cache.names(NAMES, salt):
             other = await self._stored(entry.name, salt) if entry.name != name else None
@@ -334,7 +339,8 @@ class CachesApi:
         """Keep the name as long as its prompt."""
         ttl_s = MAX_TTL_S if stored.pinned else stored.policy.ttl_s
         value = msgspec.msgpack.encode(stored)
-        if await self._service.engine.prompt_cache.put(NAMES, salt, name, value, ttl_s) is None:
+        cache = self._service.engine.prompt_cache
+        if await cache.put(NAMES, salt, name, value, ttl_s, pinned=stored.pinned) is None:
             raise Unavailable(
                 f"The cache {name!r} could not be stored.", code="cache_unavailable", retry_after_s=RETRY_S
             )
@@ -366,7 +372,7 @@ class CachesApi:
             cached_tokens=found.cached_tokens,
             sources=found.sources,
             bytes=found.bytes,
-            pinned=found.pinned,
+            pinned=stored.pinned,
             expires_at=expires_at if expires_at is not None and math.isfinite(expires_at) else None,
             ends_with=found.ends_with,
             prompt_cache_key=stored.key or None,
