@@ -1,6 +1,6 @@
 """Keeps parsed records on disk, so that a model opens without parsing its vocabulary again.
 
-An entry is used only when every file it was made from is unchanged by size, modification time and
+An entry is used only when every file it was made from is unchanged by size, times and
 inode; any doubt rebuilds. A folder that cannot be written only costs the time.
 """
 
@@ -19,7 +19,7 @@ from .record import Record
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Raise it with any change of `Record` or of what the parsers put into it."""
 
 
@@ -29,6 +29,8 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """Unlike the time of modification nobody can set it: it tells of a file that was changed in place."""
     inode: int
 
 
@@ -46,11 +48,14 @@ def stamps_of(paths: list[Path]) -> tuple[Stamp, ...]:
     stamps: list[Stamp] = []
     for path in paths:
         try:
-            status = path.stat()
-            stamps.append(Stamp(str(path), status.st_size, status.st_mtime_ns, status.st_ino))
+            stamps.append(_stamp(path, path.stat()))
         except FileNotFoundError:
-            stamps.append(Stamp(str(path), -1, 0, 0))
+            stamps.append(Stamp(str(path), -1, 0, 0, 0))
     return tuple(stamps)
+
+
+def _stamp(path: Path, status: os.stat_result) -> Stamp:
+    return Stamp(str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def load_record(folder: Path, root: Path, stamps: tuple[Stamp, ...]) -> tuple[Record, str] | None:
