@@ -434,3 +434,9 @@ def test_why_refuses_what_is_no_prompt(
     for prompt in ('{"messages": [}', '{"messages": 1}', '{"prompt": [-1]}', '{"x": 1}'):
         code, _, err = run(capsys, "why", prompt, "--model", smollm2_path, "--cache-dir", tmp_path)
         assert code == 2 and err.count("\n") == 1 and "prompt" in err
+
+
+def test_a_missing_file_is_not_taken_for_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path)
+    code, _, err = run(capsys, "why", str(tmp_path / "nofile.json"), "--cache-dir", tmp_path)
+    assert code and "nofile.json: No such file" in err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +18,7 @@ from tiers import START
 from artesian.cache.tiers import Kind
 from artesian.cache.tiers.host import HostTier
 from artesian.cache.tiers.nvme import NvmeTier
-from artesian.engine import CachePolicy, GenerationRequest, SamplingParams
+from artesian.engine import CachePolicy, CacheUnavailable, GenerationRequest, SamplingParams
 from artesian.engine.local import LocalEngine
 
 PROMPT = [2 + i % 7 for i in range(42)]
@@ -135,12 +138,46 @@ async def test_what_the_disk_lost_is_written_again_though_memory_has_it(tmp_path
         await ask(engine, "a")
         await engine.prompt_cache.flush()
         _, disk = engine.runtime.tiers
-        keys = [entry.found.key for entry in disk.entries(Kind.BLOCK)]
-        assert disk.erase(keys) == len(keys) >= 10
+        assert isinstance(disk, NvmeTier) and len(disk.listed(Kind.BLOCK)) >= 10
+        shutil.rmtree(tmp_path / "v2" / "seg")
+        disk.rebuild_index()
+        assert not disk.listed(Kind.BLOCK)
         await ask(engine, "b")
         await engine.prompt_cache.flush()  # renews, and finds out
     async with engine_on(tmp_path) as engine:
         assert (await ask(engine, "c"))[1] == {"disk": 40}
+
+
+async def test_what_another_process_deleted_is_forgotten_after_its_next_use(tmp_path: Path) -> None:
+    async with engine_on(tmp_path) as one, engine_on(tmp_path) as other:
+        await ask(one, "a")
+        await one.prompt_cache.flush()
+        assert (await ask(other, "b"))[1] == {"disk": 40}
+        assert await one.prompt_cache.erase(PROMPT, "") == 40
+        assert (await ask(other, "c"))[0] == 41  # it has not heard of it
+        await other.prompt_cache.flush()  # renews, and finds out
+        await other.prompt_cache.flush()
+        assert (await ask(other, "d"))[0] == 0
+
+
+async def test_a_prompt_that_cannot_be_deleted_is_not_called_deleted(tmp_path: Path) -> None:
+    async with engine_on(tmp_path) as engine:
+        await ask(engine, "a")
+        await engine.prompt_cache.put("names", "", "one", b"value")
+        await engine.prompt_cache.flush()
+        neighbour = os.open(tmp_path / "v2" / "lease", os.O_RDWR)
+        try:
+            fcntl.flock(neighbour, fcntl.LOCK_EX)
+            with pytest.raises(CacheUnavailable):
+                await engine.prompt_cache.erase(PROMPT, "")
+            with pytest.raises(CacheUnavailable):
+                await engine.prompt_cache.delete("names", "", "one")
+        finally:
+            os.close(neighbour)
+        assert await engine.prompt_cache.delete("names", "", "one")
+        await engine.prompt_cache.erase(PROMPT, "")
+    async with engine_on(tmp_path) as engine:
+        assert (await ask(engine, "b"))[0] == 0
 
 
 async def test_a_read_that_hangs_costs_a_deadline_and_not_the_answer(

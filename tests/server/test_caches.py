@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import disk_engine
+from fake_engine import disk_engine, fake_runtime
 from http_server import client_of, running_server, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
+from artesian.cache.tiers.nvme import NvmeTier
+from artesian.engine.config import EngineConfig
+from artesian.engine.local import LocalEngine
 from artesian.server.app import create_app
 from artesian.server.config import ServerConfig
 
@@ -189,3 +195,47 @@ async def test_odd_names_are_refused_or_nowhere(name: str) -> None:
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pin"), ("POST", "/prewarm")):
             answer = await client.request(method, f"/v1/caches/{name}{path}")
             assert answer.status_code in (400, 404) and "error" in answer.json()
+
+
+async def test_the_name_of_a_pinned_prompt_does_not_give_way_before_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        await make(client, "one", ONE, pinned=True)
+    tier = NvmeTier(tmp_path, budget_bytes=1000, min_free_bytes=0, clock=time.time, align=64)
+    tier.maintain()
+    tier.close()
+    async with serving(tmp_path) as client:
+        found = await state(client, "one")
+        assert found["pinned"] and found["cached_tokens"] == 20
+        assert (await client.post("/v1/caches/one/unpin")).json()["pinned"] is False
+        assert (await client.delete("/v1/caches/one")).json()["deleted"]
+
+
+async def test_a_name_is_as_pinned_as_it_was_asked_to_be(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        await make(client, "pinned", ONE, pinned=True)
+        assert not (await make(client, "other", ONE))["pinned"]
+        assert (await state(client, "pinned"))["pinned"]
+
+
+async def test_a_pin_that_cannot_be_kept_is_refused() -> None:
+    engine = LocalEngine(fake_runtime(), EngineConfig(model=Path("fake")))
+    async with client_of(create_app(engine, engine.codec, ServerConfig(access_log=False))) as client:
+        body = {"name": "one", "prompt": ONE, "pinned": True}
+        refused = await client.post("/v1/caches", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "cache_unavailable")
+        assert (await client.get("/v1/caches/one")).status_code == 404
+        await make(client, "one", ONE)
+
+
+async def test_what_cannot_be_deleted_now_is_not_called_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        await make(client, "one", ONE)
+        neighbour = os.open(tmp_path / "v2" / "lease", os.O_RDWR)
+        try:
+            fcntl.flock(neighbour, fcntl.LOCK_EX)
+            refused = await client.delete("/v1/caches/one")
+        finally:
+            os.close(neighbour)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "cache_unavailable")
+        assert refused.headers["retry-after"] == "5"
+        assert (await client.delete("/v1/caches/one")).json()["deleted"]
