@@ -76,7 +76,8 @@ def structured(
     threads
         Of the device; 0 = the cores this process may use.
     answers
-        Generated at temperature 1.5, each of another schema of `cases` (not strict) and with another seed.
+        Generated at temperature 1.5, each of another schema of `cases` (not strict) and with another seed;
+        0 = none.
     max_tokens
         Of each of them.
     streams
@@ -84,7 +85,7 @@ def structured(
     tokens
         Of each stream when the cost is measured.
     pairs
-        Alternating pairs of runs with a schema and without.
+        Alternating pairs of runs with a schema and without; 0 = none.
     """
     config = EngineConfig(
         model=find_model(model, None, None),
@@ -133,10 +134,12 @@ async def _measure(
     try:
         with status("schemas"):
             _enforcement(report, engine, cases, more)
-        with status("answers"):
-            await _answers(report, engine, cases, answers, max_tokens, streams)
-        with status("cost"):
-            await _cost(report, engine, streams, tokens, pairs)
+        if answers:
+            with status("answers"):
+                await _answers(report, engine, cases, answers, max_tokens, streams)
+        if pairs:
+            with status("cost"):
+                await _cost(report, engine, streams, tokens, pairs)
     finally:
         await engine.close()
 
