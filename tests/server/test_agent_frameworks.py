@@ -1,0 +1,114 @@
+"""Agent frameworks with their default protocols run a loop of two tools, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import agents
+import openai
+import pydantic_ai
+import pytest
+from http_server import running_server, scripted_app
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+from pydantic_ai.models.openai import OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from scripted_engine import Script, ScriptedEngine, toy_codec
+
+from artesian.engine import GenerationRequest
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PAIR = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def script_of(request: GenerationRequest) -> Script:
+    """Look the weather up, then add, then answer: by what the prompt already holds."""
+    said = toy_codec().detokenize(request.prompt)
+    if "sum is 42" in said:
+        return Script(text="It is sunny, and 42.")
+    if "sunny in Bonn" in said:
+        return Script(text=call("add", '{"a": 40, "b": 2}'))
+    return Script(text=call("weather", '{"city": "Bonn"}'))
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    app, _ = scripted_app(ScriptedEngine(toy_codec(), script_of, max_model_len=20_000))
+    async with running_server(app) as url:
+        yield url
+
+
+@agents.function_tool
+def weather(city: str) -> str:
+    """The weather."""
+    return f"sunny in {city}"
+
+
+@agents.function_tool
+def add(a: int, b: int) -> str:
+    """The sum."""
+    return f"sum is {a + b}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_agents_run_over_responses(url: str, stream: bool) -> None:
+    agents.set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model = agents.OpenAIResponsesModel("scripted", client)
+    agent = agents.Agent(name="a", instructions="Use the tools.", model=model, tools=[weather, add])
+    if stream:
+        running = agents.Runner.run_streamed(agent, "Weather in Bonn, and 40 + 2?")
+        assert [event async for event in running.stream_events()]
+        final = running.final_output
+    else:
+        final = (await agents.Runner.run(agent, "Weather in Bonn, and 40 + 2?")).final_output
+    await client.close()
+    assert final == "It is sunny, and 42."
+
+
+async def test_pydantic_ai_runs_over_responses(url: str) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model = OpenAIResponsesModel("scripted", provider=OpenAIProvider(openai_client=client))
+    agent = pydantic_ai.Agent(model, instructions="Use the tools.")
+
+    @agent.tool_plain
+    def weather(city: str) -> str:
+        """The weather."""
+        return f"sunny in {city}"
+
+    @agent.tool_plain
+    def add(a: int, b: int) -> str:
+        """The sum."""
+        return f"sum is {a + b}"
+
+    async with agent.run_stream("Weather in Bonn, and 40 + 2?") as running:
+        final = await running.get_output()
+    await client.close()
+    assert final == "It is sunny, and 42."
+
+
+async def test_langchain_runs_over_responses(url: str) -> None:
+    key = SecretStr("none")
+    plain = ChatOpenAI(model="scripted", base_url=f"{url}/v1", api_key=key, use_responses_api=True)
+    tools = [
+        {"name": "weather", "description": "", "parameters": CITY},
+        {"name": "add", "description": "", "parameters": PAIR},
+    ]
+    model = plain.bind_tools(tools)
+    messages: list[Any] = [("user", "Weather in Bonn, and 40 + 2?")]
+    for _ in range(2):
+        answer = await model.ainvoke(messages)
+        made = answer.tool_calls[0]
+        values = made["args"]
+        found = f"sunny in {values['city']}" if "city" in values else f"sum is {values['a'] + values['b']}"
+        messages += [answer, {"role": "tool", "content": found, "tool_call_id": made["id"]}]
+    assert (await model.ainvoke(messages)).text == "It is sunny, and 42."
