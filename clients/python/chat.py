@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
+from urllib.parse import quote, urlencode
 
 from .chat_stream import AsyncChatStream, ChatStream
-from .params import Call, ChatParams, ToolChatParams, json_call
+from .params import Call, ChatParams, ToolChatParams, json_call, plain_call
 from .tool_calls import OnEvent, ToolLimits
 from .tool_loop import (
     Cancellation,
@@ -22,8 +23,18 @@ from .types import ChatAnswer, ChatEstimate, Message
 PATH = "/v1/chat/completions"
 
 
-def _stream_call(messages: Sequence[Message], params: Mapping[str, Any]) -> Call:
-    return json_call(PATH, params, messages=messages, stream=True, stream_options={"include_usage": True})
+def _stream_call(messages: Sequence[Message], resume: bool, params: Mapping[str, Any]) -> Call:
+    options = {"include_usage": True, **({"resume": True} if resume else {})}
+    return json_call(PATH, params, messages=messages, stream=True, stream_options=options)
+
+
+def _resume_call(event_id: str, params: Mapping[str, Any]) -> Call:
+    name, _, number = event_id.rpartition(":")
+    query = {"starting_after": number}
+    if salt := params.get("cache_salt"):
+        query["cache_salt"] = salt
+    kept = {name: params[name] for name in ("extra_headers", "timeout_s", "max_retries") if name in params}
+    return plain_call("GET", f"/v1/streams/{quote(name, safe='')}?{urlencode(query)}", kept)
 
 
 def _prewarm_call(messages: Sequence[Message], params: Mapping[str, Any]) -> Call:
@@ -45,10 +56,22 @@ class Chat:
         """
         return self._transport.send(json_call(PATH, params, messages=messages), ChatAnswer)
 
-    def stream(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatStream:
-        """Return a stream of typed events, to be used with `with`; the request is sent there."""
-        call = _stream_call(messages, params)
-        return ChatStream(lambda: self._transport.open(call))
+    def stream(
+        self, messages: Sequence[Message], *, resume: bool = False, **params: Unpack[ChatParams]
+    ) -> ChatStream:
+        """Return a stream of typed events, to be used with `with`; the request is sent there.
+
+        With `resume` the answer goes on when the connection is lost, and the stream takes it up again by
+        itself, without a gap and without repeating an event.
+        """
+        call = _stream_call(messages, resume, params)
+        if not resume:
+            return ChatStream(lambda: self._transport.open(call))
+        return ChatStream(
+            lambda: self._transport.open(call),
+            lambda event_id: self._transport.open(_resume_call(event_id, params)),
+            self._transport.max_retries(call),
+        )
 
     def prewarm(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatAnswer:
         """Compute and keep the prompt, answer nothing: a later request that begins alike starts at once."""
@@ -100,10 +123,18 @@ class AsyncChat:
         """See `Chat.create`. Cancelling it ends the request in the server."""
         return await self._transport.send(json_call(PATH, params, messages=messages), ChatAnswer)
 
-    def stream(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> AsyncChatStream:
-        """Return a stream of typed events, to be used with `async with`; the request is sent there."""
-        call = _stream_call(messages, params)
-        return AsyncChatStream(lambda: self._transport.open(call))
+    def stream(
+        self, messages: Sequence[Message], *, resume: bool = False, **params: Unpack[ChatParams]
+    ) -> AsyncChatStream:
+        """See `Chat.stream`; to be used with `async with`."""
+        call = _stream_call(messages, resume, params)
+        if not resume:
+            return AsyncChatStream(lambda: self._transport.open(call))
+        return AsyncChatStream(
+            lambda: self._transport.open(call),
+            lambda event_id: self._transport.open(_resume_call(event_id, params)),
+            self._transport.max_retries(call),
+        )
 
     async def prewarm(self, messages: Sequence[Message], **params: Unpack[ChatParams]) -> ChatAnswer:
         """See `Chat.prewarm`."""

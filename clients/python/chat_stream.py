@@ -59,6 +59,12 @@ class ChatReader:
         self._choices: dict[int, _Choice] = {}
         self._answer = ChatAnswer(id="", model="", created=0, request_id=request_id)
         self.is_done = False
+        self.last_id = ""
+        """Of the last event, where the stream can be taken up again behind it."""
+
+    def connect(self) -> None:
+        """Begin with the bytes of another connection, which goes on behind the last event."""
+        self._parser = EventParser()
 
     def feed(self, data: bytes) -> list[ChatEvent]:
         """Return the events that these bytes complete.
@@ -69,15 +75,6 @@ class ChatReader:
         """
         return [event for sent in self._parser.feed(data) for event in self._take(sent)]
 
-    def finish(self) -> None:
-        """Say that no more bytes come.
-
-        Raises:
-            StreamError: the stream was not at its end.
-        """
-        if not self.is_done:
-            raise StreamError("The stream broke off before its end.", request_id=self._request_id)
-
     def answer(self) -> ChatAnswer:
         """Return what has come so far; the whole answer once `is_done`."""
         self._answer.choices = [self._choices[index].result() for index in sorted(self._choices)]
@@ -86,6 +83,7 @@ class ChatReader:
     def _take(self, sent: ServerEvent) -> Iterator[ChatEvent]:
         if self.is_done:
             return
+        self.last_id = sent.id or self.last_id
         if sent.data == DONE:
             self.is_done = True
             return
@@ -190,10 +188,17 @@ class _Choice:
 
 
 class ChatStream:
-    """A stream to iterate over inside `with`; leaving it early ends the request in the server."""
+    """A stream to iterate over inside `with`; leaving it early ends the request in the server, unless it can
+    be taken up again: then it goes on for the server's grace time."""
 
-    def __init__(self, send: Callable[[], httpx.Response]) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[], httpx.Response],
+        reopen: Callable[[str], httpx.Response] | None = None,
+        max_reconnects: int = 0,
+    ) -> None:
+        """`reopen` takes the id of the last event, and gives what follows it."""
+        self._send, self._reopen, self._max_reconnects = send, reopen, max_reconnects
         self._response: httpx.Response | None = None
         self._reader = ChatReader()
         self._events: Iterator[ChatEvent] | None = None
@@ -256,21 +261,37 @@ class ChatStream:
                 pass  # closed already
 
     def _read(self) -> Iterator[ChatEvent]:
-        if self._response is None:
-            raise RuntimeError("a stream is read inside `with`")
-        try:
-            for data in self._response.iter_bytes():
-                yield from self._reader.feed(data)
-        except httpx.TransportError as err:
-            raise _broken(err, self.request_id) from err
-        self._reader.finish()
+        reader, failures = self._reader, 0
+        while True:
+            if self._response is None:
+                raise RuntimeError("a stream is read inside `with`")
+            before, lost = reader.last_id, None
+            try:
+                for data in self._response.iter_bytes():
+                    yield from reader.feed(data)
+            except httpx.TransportError as err:
+                lost = err
+            if reader.is_done:
+                return
+            failures = 0 if reader.last_id != before else failures + 1
+            if self._reopen is None or not reader.last_id or failures > self._max_reconnects:
+                raise _broken(lost, self.request_id) from lost
+            self._response.close()
+            self._response = self._reopen(reader.last_id)
+            reader.connect()
 
 
 class AsyncChatStream:
     """`ChatStream` for `async with` and `async for`."""
 
-    def __init__(self, send: Callable[[], Awaitable[httpx.Response]]) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[], Awaitable[httpx.Response]],
+        reopen: Callable[[str], Awaitable[httpx.Response]] | None = None,
+        max_reconnects: int = 0,
+    ) -> None:
+        """See `ChatStream`."""
+        self._send, self._reopen, self._max_reconnects = send, reopen, max_reconnects
         self._response: httpx.Response | None = None
         self._reader = ChatReader()
         self._events: AsyncGenerator[ChatEvent, None] | None = None
@@ -321,16 +342,27 @@ class AsyncChatStream:
             await self._response.aclose()
 
     async def _read(self) -> AsyncGenerator[ChatEvent, None]:
-        if self._response is None:
-            raise RuntimeError("a stream is read inside `async with`")
-        try:
-            async for data in self._response.aiter_bytes():
-                for event in self._reader.feed(data):
-                    yield event
-        except httpx.TransportError as err:
-            raise _broken(err, self.request_id) from err
-        self._reader.finish()
+        reader, failures = self._reader, 0
+        while True:
+            if self._response is None:
+                raise RuntimeError("a stream is read inside `async with`")
+            before, lost = reader.last_id, None
+            try:
+                async for data in self._response.aiter_bytes():
+                    for event in reader.feed(data):
+                        yield event
+            except httpx.TransportError as err:
+                lost = err
+            if reader.is_done:
+                return
+            failures = 0 if reader.last_id != before else failures + 1
+            if self._reopen is None or not reader.last_id or failures > self._max_reconnects:
+                raise _broken(lost, self.request_id) from lost
+            await self._response.aclose()
+            self._response = await self._reopen(reader.last_id)
+            reader.connect()
 
 
-def _broken(err: httpx.TransportError, request_id: str | None) -> StreamError:
-    return StreamError(f"The stream broke off. {connection_error(err).message}", request_id=request_id)
+def _broken(err: httpx.TransportError | None, request_id: str | None) -> StreamError:
+    why = "" if err is None else f" {connection_error(err).message}"
+    return StreamError(f"The stream broke off before its end.{why}", request_id=request_id)

@@ -9,7 +9,9 @@ import type { ChatAnswer, ChatChoice, ChatChunk, ToolCall, ToolCallDelta } from 
 /** Builds events and the answer from a stream's bytes. Does no input or output. */
 export class ChatReader {
   isDone = false;
-  readonly #parser = new EventParser();
+  /** Of the last event, where the stream can be taken up again behind it. */
+  lastId = "";
+  #parser = new EventParser();
   readonly #choices = new Map<number, Choice>();
   readonly #answer: ChatAnswer = { id: "", model: "", created: 0, choices: [] };
   readonly #requestId: string | undefined;
@@ -24,9 +26,9 @@ export class ChatReader {
     return this.#parser.feed(bytes).flatMap((sent) => this.#take(sent));
   }
 
-  /** Say that no more bytes come. */
-  finish(): void {
-    if (!this.isDone) throw new StreamError("The stream broke off before its end.", this.#requestId);
+  /** Begin with the bytes of another connection, which goes on behind the last event. */
+  connect(): void {
+    this.#parser = new EventParser();
   }
 
   /** Return what has come so far; the whole answer once `isDone`. */
@@ -37,6 +39,7 @@ export class ChatReader {
 
   #take(sent: ServerEvent): ChatEvent[] {
     if (this.isDone) return [];
+    if (sent.id) this.lastId = sent.id;
     if (sent.data === "[DONE]") {
       this.isDone = true;
       return [];
@@ -168,16 +171,27 @@ class Choice {
   }
 }
 
-/** A stream to iterate over; leaving the loop early ends the request in the server. It is read once. */
+/**
+ * A stream to iterate over, once. Leaving the loop early ends the request in the server, unless it can be taken up
+ * again: then it goes on for the server's grace time.
+ */
 export class ChatStream implements AsyncIterable<ChatEvent> {
   /** The server's id of this request, once its head has come. */
   requestId: string | undefined;
   readonly #send: () => Promise<OpenAnswer>;
+  readonly #reopen: ((eventId: string) => Promise<OpenAnswer>) | undefined;
+  readonly #maxReconnects: number;
   #reader = new ChatReader();
   #events: AsyncGenerator<ChatEvent, void> | undefined;
 
-  constructor(send: () => Promise<OpenAnswer>) {
+  constructor(
+    send: () => Promise<OpenAnswer>,
+    reopen?: (eventId: string) => Promise<OpenAnswer>,
+    maxReconnects = 0,
+  ) {
     this.#send = send;
+    this.#reopen = reopen;
+    this.#maxReconnects = maxReconnects;
   }
 
   [Symbol.asyncIterator](): AsyncGenerator<ChatEvent, void> {
@@ -204,19 +218,30 @@ export class ChatStream implements AsyncIterable<ChatEvent> {
   }
 
   async *#read(): AsyncGenerator<ChatEvent, void> {
-    const answer = await this.#send();
+    let answer = await this.#send();
     this.requestId = requestIdOf(answer.headers);
-    this.#reader = new ChatReader(this.requestId);
-    try {
-      for (let piece = await answer.read(); piece !== undefined; piece = await answer.read()) {
-        yield* this.#reader.feed(piece);
+    const reader = (this.#reader = new ChatReader(this.requestId));
+    for (let failures = 0; ; ) {
+      const before = reader.lastId;
+      let cause: APIConnectionError | undefined;
+      try {
+        for (let piece = await answer.read(); piece !== undefined; piece = await answer.read()) {
+          yield* reader.feed(piece);
+        }
+      } catch (error) {
+        if (!(error instanceof APIConnectionError)) throw error;
+        cause = error;
+      } finally {
+        answer.close();
       }
-    } catch (cause) {
-      if (!(cause instanceof APIConnectionError)) throw cause;
-      throw new StreamError(`The stream broke off. ${cause.message}`, this.requestId, undefined, { cause });
-    } finally {
-      answer.close();
+      if (reader.isDone) return;
+      failures = reader.lastId === before ? failures + 1 : 0;
+      if (this.#reopen === undefined || !reader.lastId || failures > this.#maxReconnects) {
+        const why = cause === undefined ? "" : ` ${cause.message}`;
+        throw new StreamError(`The stream broke off before its end.${why}`, this.requestId, undefined, { cause });
+      }
+      answer = await this.#reopen(reader.lastId);
+      reader.connect();
     }
-    this.#reader.finish();
   }
 }

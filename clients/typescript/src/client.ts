@@ -2,7 +2,8 @@
 
 import { Caches } from "./caches.js";
 import { ChatStream } from "./chat-stream.js";
-import { Responses } from "./responses.js";
+import { query } from "./query.js";
+import { Responses, type StreamOptions } from "./responses.js";
 import { runTools, type ToolChatParams, type ToolLoopOptions, type ToolRun } from "./tool-loop.js";
 import { type CallOptions, type ClientOptions, Transport } from "./transport.js";
 import type { ChatAnswer, ChatEstimate, ChatParams, CompletionAnswer, CompletionParams, ModelList } from "./types.js";
@@ -22,10 +23,24 @@ export class Chat {
     return this.#transport.send("POST", CHAT_PATH, params, options);
   }
 
-  /** Return a stream of typed events; the request is sent when it is first read. */
-  stream(params: ChatParams, options?: CallOptions): ChatStream {
-    const body = { ...params, stream: true, stream_options: { include_usage: true } };
-    return new ChatStream(() => this.#transport.open("POST", CHAT_PATH, body, options));
+  /**
+   * Return a stream of typed events; the request is sent when it is first read.
+   *
+   * With `resume` a lost connection is taken up again behind the last event, without a gap.
+   */
+  stream(params: ChatParams, options: StreamOptions = {}): ChatStream {
+    const { resume, ...call } = options;
+    const stream_options = { include_usage: true, ...(resume ? { resume } : {}) };
+    const send = () => this.#transport.open("POST", CHAT_PATH, { ...params, stream: true, stream_options }, call);
+    if (!resume) return new ChatStream(send);
+    const { idempotencyKey: _, ...again } = call;
+    const reopen = (eventId: string) => {
+      const colon = eventId.lastIndexOf(":");
+      const fields = { starting_after: eventId.slice(colon + 1), cache_salt: params.cache_salt };
+      const path = `/v1/streams/${encodeURIComponent(eventId.slice(0, colon))}${query(fields)}`;
+      return this.#transport.open("GET", path, undefined, again);
+    };
+    return new ChatStream(send, reopen, this.#transport.maxRetries(call));
   }
 
   /** Compute and keep the prompt, answer nothing: a later request that begins alike starts at once. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -167,3 +168,53 @@ async def test_a_call_that_is_sent_again_with_its_key_runs_once(scene: Scene) ->
     with pytest.raises(UnprocessableEntityError) as raised:
         await scene.client.chat.create(HELLO, temperature=0, idempotency_key="k")
     assert raised.value.code == "idempotency_key_reused"
+
+
+def resumable(*deltas: tuple[int, dict[str, Any]], done: bool = False, drop: bool = True) -> Answer:
+    """Part of a stream whose events have ids."""
+    answer = events(*[chunk for _, chunk in deltas], done=done)
+    numbers = [number for number, _ in deltas]
+    pieces = answer.pieces or []
+    answer.pieces = [f"id: chatcmpl-1:{n}\n{piece}" for n, piece in zip(numbers, pieces, strict=False)]
+    answer.pieces += pieces[len(numbers) :]
+    answer.drop = drop
+    return answer
+
+
+async def test_a_lost_chat_goes_on_behind_its_last_event(server: AnswerServer) -> None:
+    first = resumable((0, delta(content="Hel")), (1, delta(content="lo")))
+    rest = resumable((2, delta("stop", content="!")), done=True, drop=False)
+    server.script([first, Answer(status=503, body={}), rest])
+    async with AsyncClient(server.url, sleep=no_wait) as client:
+        async with client.chat.stream(HELLO, resume=True, cache_salt="s") as stream:
+            assert "".join([text async for text in stream.texts()]) == "Hello!"
+        assert (await stream.get_answer()).text == "Hello!"
+    assert server.bodies()[0]["stream_options"] == {"include_usage": True, "resume": True}
+    path = "/v1/streams/chatcmpl-1?starting_after=1&cache_salt=s"
+    assert [seen.path for seen in server.seen[1:]] == [path, path]
+
+
+def test_a_lost_chat_that_brings_nothing_more_is_given_up(server: AnswerServer) -> None:
+    server.script([resumable((0, delta(content="Hel"))), *[Answer(pieces=[], drop=True)] * 5])
+    with Client(server.url, max_retries=1) as client, client.chat.stream(HELLO, resume=True) as stream:
+        with pytest.raises(StreamError, match="broke off"):
+            stream.get_answer()
+    assert len(server.seen) == 3
+
+
+async def test_our_servers_chat_is_taken_up_again_after_a_cut(scene: Scene) -> None:
+    scene.engine.script = Script(text="abcdefghij" * 3, step_s=0.005)
+    async with scene.client.chat.stream(HELLO, resume=True) as stream:
+        text = ""
+        async for event in stream:
+            if isinstance(event, ContentDelta):
+                text += event.text
+                if len(text) == 3:
+                    assert stream._response is not None
+                    network = stream._response.extensions["network_stream"]
+                    network.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+    assert text == "abcdefghij" * 3 and scene.engine.aborted == []
+
+
+async def no_wait(seconds: float) -> None:
+    pass

@@ -126,3 +126,28 @@ test("completions and models are read", async () => {
   assert.equal((await ours.complete({ prompt: "hi" })).choices[0].text, "Hé 😊!");
   assert.deepEqual((await ours.models()).data.map((model) => model.id), ["scripted"]);
 });
+
+test("a lost chat goes on behind its last event", async () => {
+  const part = (number, chunk, rest) => {
+    const { pieces } = events([chunk], rest);
+    return { pieces: [`id: chatcmpl-1:${number}\n${pieces[0]}`, ...pieces.slice(1)], ...rest };
+  };
+  await script(
+    part(0, delta({ content: "Hel" }), { done: false, drop: true }),
+    { status: 503, body: {} },
+    part(1, delta({ content: "lo" }, "stop"), {}),
+  );
+  const stream = scripted.chat.stream({ messages: hello, cache_salt: "s" }, { resume: true });
+  assert.equal((await stream.answer()).choices[0].message.content, "Hello");
+  const [first, ...others] = await seen();
+  assert.deepEqual(first.body.stream_options, { include_usage: true, resume: true });
+  assert.deepEqual(
+    others.map((request) => request.path),
+    Array(2).fill("/v1/streams/chatcmpl-1?starting_after=0&cache_salt=s"),
+  );
+});
+
+test("our server's resumable chat is read to its end", async () => {
+  const stream = ours.chat.stream({ messages: hello }, { resume: true });
+  assert.equal((await stream.answer()).choices[0].message.content, "Hé 😊!");
+});
