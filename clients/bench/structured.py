@@ -229,7 +229,7 @@ async def _answers(
     try:
         import jsonschema  # of the development environment: the server itself does not validate
     except ImportError as err:
-        raise ConfigError("this benchmark needs the package jsonschema") from err
+        raise ConfigError("this benchmark needs jsonschema: pip install 'artesian[bench]'") from err
     wanted = list(itertools.islice(_compilable(engine, cases), answers))
     ends: list[str] = []
     invalid: list[str] = []
