@@ -187,8 +187,10 @@ class Idempotency:
         self.book = RecordBook(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else None
-        if key is None or not is_generation(scope):
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        key = headers.get(HEADER)
+        takes_up = "last-event-id" in headers  # a stream that goes on, behind that event
+        if key is None or takes_up or not is_generation(scope):
             await self.app(scope, receive, send)
             return
         if not _KEY.fullmatch(key):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -175,3 +176,15 @@ def test_the_book_forgets_after_its_window() -> None:
     assert book.find("", "a") is record
     now += 1
     assert book.find("", "a") is None
+
+
+async def test_a_stream_that_is_taken_up_again_is_not_replayed_from_its_beginning(scene: Scene) -> None:
+    body = {**STREAM, "stream_options": {"resume": True}}
+    first = await scene.client.post(PATH, json=body, headers=scene.headers("k"))
+    ids = re.findall(r"^id: (.+)$", first.text, re.MULTILINE)
+    rest = await scene.client.post(PATH, json=body, headers=scene.headers("k") | {"last-event-id": ids[2]})
+    assert rest.status_code == 200 and REPLAYED not in rest.headers
+    assert [line for line in rest.text.splitlines() if line.startswith("id: ")] == [
+        f"id: {i}" for i in ids[3:]
+    ]
+    assert len(scene.engine.requests) == 1
