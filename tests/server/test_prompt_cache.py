@@ -134,8 +134,10 @@ async def test_named_caches_are_made_listed_pinned_and_deleted() -> None:
         assert cached(await complete(client, TEXT)) == len(TEXT) - 1
         listed = (await client.get("/v1/caches")).json()
         assert [entry["name"] for entry in listed["data"]] == ["alphabet"] and len(listed["prompts"]) == 1
-        for act in ("pin", "unpin", "prewarm"):
+        for act in ("unpin", "prewarm"):
             assert (await client.post(f"/v1/caches/alphabet/{act}")).status_code == 200
+        pinned = await client.post("/v1/caches/alphabet/pin")
+        assert pinned.status_code == 503 and pinned.json()["error"]["code"] == "cache_unavailable"
         assert (await client.post("/v1/caches/nobody/pin")).json()["error"]["code"] == "cache_not_found"
         gone = (await client.delete("/v1/caches/alphabet")).json()
         assert gone["deleted"] and gone["deleted_tokens"] == len(TEXT)
