@@ -26,6 +26,7 @@ from ..service import Service
 from .body import ignored_header, typed
 from .cache_report import CacheDiagnostics, PromptDiagnosis
 from .chat_messages import ChatPrompt, MessageFields, encode_chat
+from .openai_chat_tools import ToolForm, tool_use
 from .prompt_cache import MAX_TTL_S, PromptCacheFields, cache_policy, parse_ttl
 from .respond import collect, isolation_salt, off_loop, submit
 from .sampling import read_fields, token_ids
@@ -47,6 +48,9 @@ class PromptFields(PromptCacheFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolForm] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     add_special_tokens: bool | None = None
 
 
@@ -267,7 +271,9 @@ class CachesApi:
             return await off_loop(
                 service,
                 size,
-                lambda: encode_chat(service, fields, messages, normalises=fields.normalises),
+                lambda: encode_chat(
+                    service, fields, messages, tool_use(fields), normalises=fields.normalises
+                ),
             )
         prompt = fields.prompt
         if isinstance(prompt, str):

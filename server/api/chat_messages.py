@@ -16,6 +16,7 @@ from ..errors import BadRequest
 from ..service import Service
 from .normalise import Change, normalise
 from .prompt_cache import PromptCacheBreakpoint
+from .tool_use import NO_TOOLS, ToolUse, custom_arguments
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
@@ -33,11 +34,19 @@ class FunctionFields(msgspec.Struct):
     arguments: str = ""
 
 
+class CustomFields(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class ToolCallFields(msgspec.Struct):
+    """A call of an earlier answer."""
+
     id: Annotated[str, Meta(min_length=1)]
-    function: FunctionFields
+    function: FunctionFields | None = None
     type: str = "function"
     index: int | None = None
+    custom: CustomFields | None = None
 
 
 class MessageFields(msgspec.Struct, kw_only=True):
@@ -53,8 +62,8 @@ class MessageFields(msgspec.Struct, kw_only=True):
     refusal: str | None = None
 
 
-def to_conversation(messages: list[MessageFields]) -> Conversation:
-    """Return the neutral form of a request's messages.
+def to_conversation(messages: list[MessageFields], use: ToolUse = NO_TOOLS) -> Conversation:
+    """Return the neutral form of a request's messages and tools.
 
     Raises:
         BadRequest, InvalidRequest: a message that cannot be understood; `param` has its place.
@@ -64,7 +73,7 @@ def to_conversation(messages: list[MessageFields]) -> Conversation:
     for i, fields in enumerate(messages):
         path = f"messages[{i}]"
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in fields.tool_calls or ()
+            _called(call, f"{path}.tool_calls[{j}]") for j, call in enumerate(fields.tool_calls or ())
         )
         called.update(call.id for call in calls)
         if calls and fields.role != "assistant":
@@ -83,7 +92,15 @@ def to_conversation(messages: list[MessageFields]) -> Conversation:
                 fields.reasoning_content or fields.reasoning,
             )
         )
-    return Conversation(tuple(turns))
+    return Conversation(tuple(turns), use.tools, use.choice)
+
+
+def _called(call: ToolCallFields, path: str) -> ToolCall:
+    if call.type == "custom" and call.custom is not None:
+        return ToolCall(call.id, call.custom.name, custom_arguments(call.custom.input))
+    if call.function is None:
+        raise invalid(f"{path}.function", f"{path}.function is missing")
+    return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
 def _content(fields: MessageFields, path: str) -> str | tuple[TextPart, ...] | None:
@@ -148,7 +165,12 @@ class ChatPrompt:
 
 
 def encode_chat(
-    service: Service, fields: ChatFields, messages: list[MessageFields], *, normalises: bool | None = None
+    service: Service,
+    fields: ChatFields,
+    messages: list[MessageFields],
+    use: ToolUse = NO_TOOLS,
+    *,
+    normalises: bool | None = None,
 ) -> ChatPrompt:
     """Return the prompt. `normalises` overrides the server's setting.
 
@@ -170,7 +192,7 @@ def encode_chat(
     ]
     return encode_conversation(
         service,
-        to_conversation(messages),
+        to_conversation(messages, use),
         generates=generates,
         continues=continues,
         kwargs=fields.chat_template_kwargs,

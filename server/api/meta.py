@@ -19,6 +19,7 @@ from ..metrics import MetricsCollector
 from ..service import Service
 from .body import ignored_header
 from .chat_messages import MessageFields, to_conversation
+from .openai_chat_tools import ToolForm, tool_use
 from .respond import off_loop
 from .sampling import TokenIds, read_fields, token_ids
 from .types import encode
@@ -35,6 +36,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolForm] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     return_token_strs: bool = False
 
 
@@ -60,7 +64,7 @@ def encode_fields(codec: Codec, fields: TokenizeRequest) -> list[int]:
         raise BadRequest("Give either `prompt` or `messages`.", code="invalid_value", param="prompt")
     if fields.prompt is not None:
         return codec.encode_prompt(fields.prompt, add_special=fields.add_special_tokens is not False)
-    conversation = to_conversation(fields.messages or [])
+    conversation = to_conversation(fields.messages or [], tool_use(fields))
     continues = fields.continue_final_message
     generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
     kwargs = fields.chat_template_kwargs

@@ -35,6 +35,7 @@ from .openai_responses_body import (
     Status,
     response_usage,
 )
+from .tool_use import custom_input
 from .types import ContentLogprob, chat_logprobs, encode
 
 TERMINAL: dict[Status, str] = {
@@ -265,15 +266,3 @@ def _is_json(text: str) -> bool:
     except msgspec.DecodeError:
         return False
     return True
-
-
-def custom_input(arguments: str) -> str:
-    """Return a custom tool's input from the arguments `{"input": ...}` that the model wrote; what is not of
-    that form is the input itself."""
-    try:
-        read = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return arguments
-    if isinstance(read, dict) and isinstance(read.get("input"), str):
-        return str(read["input"])
-    return arguments

@@ -15,7 +15,7 @@ from .body import typed
 from .chat_messages import TEXT_PARTS
 from .prompt_cache import PromptCacheBreakpoint
 from .sampling import MAX_LOGPROBS, SamplingFields
-from .tool_use import CUSTOM_PARAMETERS, ToolChoice, ToolUse, allowed_names, tool_named
+from .tool_use import ToolChoice, ToolUse, allowed_names, custom_arguments, custom_tool, tool_named
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -201,8 +201,7 @@ class Turns:
             self._call(ToolCall(call.call_id, call.name, call.arguments))
         elif kind == "custom_tool_call":
             custom = _read(item, CustomCallItem, path)
-            arguments = msgspec.json.encode({"input": custom.input}).decode()
-            self._call(ToolCall(custom.call_id, custom.name, arguments))
+            self._call(ToolCall(custom.call_id, custom.name, custom_arguments(custom.input)))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = _read(item, CallOutputItem, path)
             if output.call_id not in self._called:
@@ -297,14 +296,8 @@ def tool_use(fields: ResponseRequest) -> ToolUse:
             raise invalid(f"{path}.name", f"{path}.name is missing")
         if tool.type == "function":
             tools.append(tool_named(tool.name, tool.description, tool.parameters, bool(tool.strict)))
-        elif (tool.format or {}).get("type", "text") != "text":
-            raise BadRequest(
-                f"{path}.format: only text is available",
-                code="unsupported_parameter",
-                param=f"{path}.format",
-            )
         else:
-            tools.append(tool_named(tool.name, tool.description, CUSTOM_PARAMETERS, True))
+            tools.append(custom_tool(tool.name, tool.description, tool.format, path))
     choice, allowed = _choice(fields.tool_choice)
     return ToolUse(tuple(tools), choice, fields.parallel_tool_calls is not False, allowed)
 

@@ -31,7 +31,8 @@ from .meta import (
     TokenizeRequest,
     VersionBody,
 )
-from .openai_chat import ChatAnswer, ChatChunk, ChatRequest
+from .openai_chat import ChatRequest
+from .openai_chat_answer import ChatAnswer, ChatChunk
 from .openai_completions import CompletionAnswer, CompletionRequest
 from .openai_embeddings import EmbeddingAnswer, EmbeddingRequest
 from .openai_responses_body import InputTokens, ItemPage, ResponseBody, ResponseDeleted

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from ...engine.codec import ForcedTool, Tool
 from ...engine.codec.dialects import Dialect
 from ...engine.grammar import Tag, Tags
@@ -97,6 +99,9 @@ class ToolUse:
         return Asked("tools", Tags(tags, (forms.trigger,), must, self.parallel, forms.between))
 
 
+NO_TOOLS = ToolUse()
+
+
 def one_shape(calls: Asked | None, text: Asked | None, warnings: list[str]) -> Asked | None:
     """Return what the answer is held to, of the tools' forms and the text's: with both, free text must stay
     possible for the calls, so the text's form is not enforced, and the client is told."""
@@ -108,6 +113,36 @@ def one_shape(calls: Asked | None, text: Asked | None, warnings: list[str]) -> A
 def tool_named(name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool) -> Tool:
     """Return a tool; without parameters it takes none."""
     return Tool(name, description, parameters or NO_PARAMETERS, strict)
+
+
+def custom_tool(name: str, description: str | None, form: dict[str, Any] | None, path: str) -> Tool:
+    """Return a tool that takes text.
+
+    Raises:
+        BadRequest: its `format` is not text; `path` is the tool's place.
+    """
+    if (form or {}).get("type", "text") != "text":
+        raise BadRequest(
+            f"{path}.format: only text is available", code="unsupported_parameter", param=f"{path}.format"
+        )
+    return tool_named(name, description, CUSTOM_PARAMETERS, True)
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments that stand for a custom tool's input in the model's own form."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return a custom tool's input from the arguments `{"input": ...}` that the model wrote; what is not of
+    that form is the input itself."""
+    try:
+        read = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    if isinstance(read, dict) and isinstance(read.get("input"), str):
+        return str(read["input"])
+    return arguments
 
 
 def allowed_names(entries: Sequence[Any], path: str) -> frozenset[str]:

@@ -34,13 +34,14 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
-def usage_body(usage: Usage) -> UsageBody:
+def usage_body(usage: Usage, reasoning_tokens: int = 0) -> UsageBody:
     """Return OpenAI's form of a request's token counts."""
     return UsageBody(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens, usage.cache_write_tokens),
+        CompletionTokensDetails(reasoning_tokens),
     )
 
 

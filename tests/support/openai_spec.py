@@ -71,6 +71,12 @@ AMENDED: list[tuple[str, str, Any]] = [
         "allOf/2/properties/incomplete_details/anyOf/0/properties/reason",
         {"const": "steered"},
     ),
+    # Custom tools in a stream of chunks: in the document only whole answers have them.
+    (
+        "ChatCompletionMessageToolCallChunk",
+        "properties/type",
+        {"const": "custom"},
+    ),
     # Ours: a request that was ended from outside.
     ("CreateCompletionResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
     ("CreateChatCompletionResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
