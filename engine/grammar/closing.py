@@ -71,6 +71,11 @@ class Closings:
             way += tokens
         return None
 
+    def end(self, row: NDArray[np.uint32]) -> None:
+        """Leave in a mask the answer's end only."""
+        row[:] = 0
+        row[self._eos >> 5] = np.uint32(1 << (self._eos & 31))
+
     def steer(self, row: NDArray[np.uint32], token: int) -> None:
         """Leave in a mask the next token of the way, and text that opens nothing."""
         row &= self._text

@@ -60,10 +60,12 @@ class CompiledGrammar:
     """Tokens of a short answer, None if none was found."""
     warnings: tuple[str, ...]
     """What of it is not enforced, in words."""
+    repeats: bool = False
+    """Behind an end another answer may begin."""
 
     def matcher(self) -> Matcher:
         """A new follower, for one choice."""
-        return Matcher(self.start.deep_copy(), self.closings, self.shortest)
+        return Matcher(self.start.deep_copy(), self.closings, self.shortest, repeats=self.repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ class GrammarCompiler:
             sources[f"json_{number}"] = checked.source
             warnings += [f"{tag.begin.strip()} {text}" for text in _warnings(checked.examined)]
         lark = tags_to_lark(tags, self._tokenizer, self._eos)
-        return self._finish(self._state(_grammars(lark, **sources)), tuple(warnings))
+        state = self._state(_grammars(lark, **sources))
+        return self._finish(state, tuple(warnings), repeats=tags.required and tags.parallel)
 
     def _whole(self, source: str, form: Callable[[str], str], what: str) -> CompiledGrammar:
         _check_length(source, what)
@@ -246,14 +249,16 @@ class GrammarCompiler:
             raise GrammarRefused(f"{what} cannot be compiled: {_error_of(state)}")
         return self._finish(state, ())
 
-    def _finish(self, state: LLMatcher, warnings: tuple[str, ...]) -> CompiledGrammar:
+    def _finish(
+        self, state: LLMatcher, warnings: tuple[str, ...], *, repeats: bool = False
+    ) -> CompiledGrammar:
         if not state.is_error():
             state.compute_bitmask()  # the dearest one: most of what later ones need is kept
         if state.is_error():
             raise GrammarRefused(f"the grammar cannot be compiled: {_error_of(state)}")
         closings = self.vocabulary.closings
         way = closings.way(state, LONGEST_WAY)
-        return CompiledGrammar(state, closings, None if way is None else len(way), warnings)
+        return CompiledGrammar(state, closings, None if way is None else len(way), warnings, repeats)
 
     # -- threads and keeping -----------------------------------------------------------------------
 

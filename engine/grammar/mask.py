@@ -24,14 +24,18 @@ class Matcher:
     """Follows the tokens of one choice. Used on one thread at a time; no method raises: a fault stays in
     `error`, and then everything is allowed.
 
-    `shortest` is the length of the way from the start to the end, None if it is not known.
+    `shortest` is the length of the way from the start to the end, None if it is not known; `repeats`: behind
+    an end another answer of that length may begin.
     """
 
-    def __init__(self, state: LLMatcher, closings: Closings, shortest: int | None) -> None:
+    def __init__(
+        self, state: LLMatcher, closings: Closings, shortest: int | None, *, repeats: bool = False
+    ) -> None:
         self._state, self._closings = state, closings
         self._run = max(LEAST_RUN, shortest or 0)
         self._horizon = 0 if shortest is None else 2 * self._run + LEAST_RUN
         self._is_free = shortest == 1
+        self._repeats = repeats
         self._way: list[int] | None = None
         self.error: str | None = None
         """Why the grammar cannot be followed any more."""
@@ -86,6 +90,9 @@ class Matcher:
             self._way = self._closings.way(self._state, min(room, LONGEST_WAY))
         way = self._way
         if not way or len(way) > room or room > len(way) + self._run:
+            return
+        if self.may_end and self._repeats and not self._is_free:
+            self._closings.end(row)  # one more would not come to its end
             return
         if self.may_end and (self._is_free or room > MARGIN):
             return  # it is whole at every moment; free text is cut, not ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -186,3 +187,14 @@ async def test_free_text_is_cut_at_the_limit_and_not_ended() -> None:
     async with running_engine() as engine:
         result = await answer(engine, form, max_tokens=20, ignore_eos=True)
     assert result.finish[0] == "length"
+
+
+@pytest.mark.parametrize("max_tokens", range(45, 110, 7))
+async def test_no_further_form_is_begun_that_would_not_come_to_its_end(max_tokens: int) -> None:
+    begin = "<a-call-of-a-tool>"
+    form = Tags(tags=(Tag(begin, {"const": 1}, "</a>"),), triggers=("<",), required=True, between="\n")
+    async with running_engine(fake_runtime(max_len=130)) as engine:
+        result = await answer(engine, form, [max_tokens] * 5, n=3, max_tokens=max_tokens)
+    for index, text in result.text.items():
+        assert result.finish[index] == "stop"
+        assert re.fullmatch(rf"{begin}1</a>(\n{begin}1</a>)*", text)
