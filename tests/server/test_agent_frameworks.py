@@ -1,4 +1,4 @@
-"""Agent frameworks with their default protocols run a loop of two tools, unchanged."""
+"""Agent frameworks run a loop of two tools, unchanged, over Responses and over Chat Completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from http_server import running_server, scripted_app
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
-from pydantic_ai.models.openai import OpenAIResponsesModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
@@ -60,10 +60,11 @@ def add(a: int, b: int) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_openai_agents_run_over_responses(url: str, stream: bool) -> None:
+@pytest.mark.parametrize("form", [agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel])
+async def test_openai_agents_run(url: str, form: Any, stream: bool) -> None:
     agents.set_tracing_disabled(True)
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    model = agents.OpenAIResponsesModel("scripted", client)
+    model = form("scripted", client)
     agent = agents.Agent(name="a", instructions="Use the tools.", model=model, tools=[weather, add])
     if stream:
         running = agents.Runner.run_streamed(agent, "Weather in Bonn, and 40 + 2?")
@@ -75,10 +76,13 @@ async def test_openai_agents_run_over_responses(url: str, stream: bool) -> None:
     assert final == "It is sunny, and 42."
 
 
-async def test_pydantic_ai_runs_over_responses(url: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", [OpenAIResponsesModel, OpenAIChatModel])
+async def test_pydantic_ai_runs(url: str, form: Any, stream: bool) -> None:
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    model = OpenAIResponsesModel("scripted", provider=OpenAIProvider(openai_client=client))
-    agent = pydantic_ai.Agent(model, instructions="Use the tools.")
+    agent = pydantic_ai.Agent(
+        form("scripted", provider=OpenAIProvider(openai_client=client)), instructions="Use the tools."
+    )
 
     @agent.tool_plain
     def weather(city: str) -> str:
@@ -90,25 +94,37 @@ async def test_pydantic_ai_runs_over_responses(url: str) -> None:
         """The sum."""
         return f"sum is {a + b}"
 
-    async with agent.run_stream("Weather in Bonn, and 40 + 2?") as running:
-        final = await running.get_output()
+    if stream:
+        async with agent.run_stream("Weather in Bonn, and 40 + 2?") as running:
+            final = await running.get_output()
+    else:
+        final = (await agent.run("Weather in Bonn, and 40 + 2?")).output
     await client.close()
     assert final == "It is sunny, and 42."
 
 
-async def test_langchain_runs_over_responses(url: str) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("use_responses", [True, False])
+async def test_langchain_runs(url: str, use_responses: bool, stream: bool) -> None:
     key = SecretStr("none")
-    plain = ChatOpenAI(model="scripted", base_url=f"{url}/v1", api_key=key, use_responses_api=True)
+    plain = ChatOpenAI(model="scripted", base_url=f"{url}/v1", api_key=key, use_responses_api=use_responses)
     tools = [
         {"name": "weather", "description": "", "parameters": CITY},
         {"name": "add", "description": "", "parameters": PAIR},
     ]
     model = plain.bind_tools(tools)
+
+    async def ask(messages: list[Any]) -> Any:
+        if not stream:
+            return await model.ainvoke(messages)
+        chunks = [chunk async for chunk in model.astream(messages)]
+        return sum(chunks[1:], chunks[0])  # type: ignore[arg-type]
+
     messages: list[Any] = [("user", "Weather in Bonn, and 40 + 2?")]
     for _ in range(2):
-        answer = await model.ainvoke(messages)
+        answer = await ask(messages)
         made = answer.tool_calls[0]
         values = made["args"]
         found = f"sunny in {values['city']}" if "city" in values else f"sum is {values['a'] + values['b']}"
         messages += [answer, {"role": "tool", "content": found, "tool_call_id": made["id"]}]
-    assert (await model.ainvoke(messages)).text == "It is sunny, and 42."
+    assert (await ask(messages)).text == "It is sunny, and 42."
