@@ -31,7 +31,7 @@ model: install
 serve: setup  ## Set up if need be, then serve the default model on port 8000
 	$(BIN)/artesian serve $(ARGS)
 
-dev: $(VENV)/.dev $(NODE)/node_modules $(SDK)/node_modules  ## Add what tests and linters need to .venv
+dev: $(VENV)/.dev $(VENV)/instructor/.installed $(NODE)/node_modules $(SDK)/node_modules  ## Add what tests and linters need to .venv
 
 test: dev  ## Run all tests
 	$(BIN)/pytest $(ARGS)
@@ -62,6 +62,12 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# A package that cannot share an environment with a current `openai`.
+$(VENV)/instructor/.installed: tests/support/instructor.txt $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/instructor
+	$(VENV)/instructor/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $@
 
 # OpenAI's JavaScript SDK, for the test that speaks to us through it; the compiler of our own.

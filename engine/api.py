@@ -102,9 +102,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    """In whole blocks, those of the answer included."""
     queued_s: float = 0.0
     """Seconds from submission until the first step that ran the request began."""
     cache: CacheReport = CacheReport()
+
+    @property
+    def prompt_write_tokens(self) -> int:
+        """Of the prompt, what was written: with the cached tokens and the rest it adds up to the prompt."""
+        return min(self.cache_write_tokens, self.prompt_tokens - self.cached_tokens)
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

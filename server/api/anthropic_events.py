@@ -59,7 +59,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
 def message_usage(usage: Usage) -> MessageUsage:
     """Return a request's token counts; the three kinds of input add up to the prompt."""
     fresh = usage.prompt_tokens - usage.cached_tokens
-    written = min(usage.cache_write_tokens, fresh)
+    written = usage.prompt_write_tokens
     is_long = usage.cache.ttl_s is None or usage.cache.ttl_s >= LONG_TTL_S
     return MessageUsage(
         fresh - written,

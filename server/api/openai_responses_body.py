@@ -83,7 +83,7 @@ def response_usage(usage: Usage, reasoning_tokens: int = 0) -> ResponseUsage:
     """Return a response's token counts."""
     return ResponseUsage(
         usage.prompt_tokens,
-        PromptTokensDetails(usage.cached_tokens, usage.cache_write_tokens),
+        PromptTokensDetails(usage.cached_tokens, usage.prompt_write_tokens),
         usage.completion_tokens,
         ReasoningTokens(reasoning_tokens),
         usage.prompt_tokens + usage.completion_tokens,

@@ -40,7 +40,7 @@ def usage_body(usage: Usage, reasoning_tokens: int = 0) -> UsageBody:
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
-        PromptTokensDetails(usage.cached_tokens, usage.cache_write_tokens),
+        PromptTokensDetails(usage.cached_tokens, usage.prompt_write_tokens),
         CompletionTokensDetails(reasoning_tokens),
     )
 

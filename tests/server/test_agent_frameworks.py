@@ -118,7 +118,7 @@ async def test_langchain_runs(url: str, use_responses: bool, stream: bool) -> No
         if not stream:
             return await model.ainvoke(messages)
         chunks = [chunk async for chunk in model.astream(messages)]
-        return sum(chunks[1:], chunks[0])  # type: ignore[arg-type]
+        return sum(chunks[1:], chunks[0])
 
     messages: list[Any] = [("user", "Weather in Bonn, and 40 + 2?")]
     for _ in range(2):
