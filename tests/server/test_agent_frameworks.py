@@ -9,14 +9,12 @@ import agents
 import openai
 import pydantic_ai
 import pytest
+from agent_scripts import agent_engine, call
 from http_server import running_server, scripted_app
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from scripted_engine import Script, ScriptedEngine, toy_codec
-
-from artesian.engine import GenerationRequest
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 PAIR = {
@@ -26,23 +24,14 @@ PAIR = {
 }
 
 
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-def script_of(request: GenerationRequest) -> Script:
-    """Look the weather up, then add, then answer: by what the prompt already holds."""
-    said = toy_codec().detokenize(request.prompt)
-    if "sum is 42" in said:
-        return Script(text="It is sunny, and 42.")
-    if "sunny in Bonn" in said:
-        return Script(text=call("add", '{"a": 40, "b": 2}'))
-    return Script(text=call("weather", '{"city": "Bonn"}'))
-
-
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    app, _ = scripted_app(ScriptedEngine(toy_codec(), script_of, max_model_len=20_000))
+    engine = agent_engine(
+        ("sum is 42", "It is sunny, and 42."),
+        ("sunny in Bonn", call("add", '{"a": 40, "b": 2}')),
+        ("", call("weather", '{"city": "Bonn"}')),
+    )
+    app, _ = scripted_app(engine)
     async with running_server(app) as url:
         yield url
 

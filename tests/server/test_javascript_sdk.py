@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_scripts import agent_engine, call
 from http_server import running_server, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
@@ -69,3 +70,12 @@ async def test_a_refusal_has_the_sdks_type_and_names_the_field(scene: Scene) -> 
 async def test_plain_completions_and_models_are_read(scene: Scene) -> None:
     assert await scene.play("completion") == {"text": "Hé 😊!"}
     assert await scene.play("models") == {"ids": ["scripted"]}
+
+
+@pytest.mark.parametrize("scenario", ["tools", "toolsInParts"])
+async def test_the_sdks_own_loop_of_tools_runs(scene: Scene, scenario: str) -> None:
+    steps = ("sum is 42", "It is 42."), ("", "I add.\n" + call("add", '{"a": 40, "b": 2}'))
+    scene.engine.script = agent_engine(*steps).script
+    assert await scene.play(scenario) == {
+        "text": "It is 42.", "told": ["add"], "roles": ["user", "assistant", "tool", "assistant"],
+    }  # fmt: skip

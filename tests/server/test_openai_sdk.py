@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from agent_scripts import agent_engine, call
 from http_server import running_server, scripted_app
 from openai.types.chat import ChatCompletionMessageParam
 from scripted_engine import Script, ScriptedEngine, toy_codec
@@ -146,6 +148,33 @@ async def test_leaving_a_stream_frees_its_request(scene: Scene) -> None:
     await asyncio.sleep(0.2)
     assert scene.engine.status().running == 0
     assert len(scene.engine.aborted) == 1
+
+
+class Add(pydantic.BaseModel):
+    """Add."""
+
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_are_parsed_into_models(stream: bool) -> None:
+    both = [call("Add", '{"a": 1, "b": 2}'), call("Add", '{"a": 3, "b": 4}')]
+    engine = agent_engine(("", "\n".join(both)))
+    app, _ = scripted_app(engine)
+    fields: dict[str, Any] = {
+        "model": "scripted", "messages": HELLO, "tools": [openai.pydantic_function_tool(Add)],
+    }  # fmt: skip
+    async with running_server(app) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as client:
+        if stream:
+            async with client.chat.completions.stream(**fields) as events:
+                kinds = [event.type async for event in events]
+                answer = await events.get_final_completion()
+            assert kinds.count("tool_calls.function.arguments.done") == 2
+        else:
+            answer = await client.chat.completions.parse(**fields)
+    calls = answer.choices[0].message.tool_calls
+    assert calls and [one.function.parsed_arguments for one in calls] == [Add(a=1, b=2), Add(a=3, b=4)]
 
 
 async def test_models_are_listed_and_found(scene: Scene) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from answer_server import AnswerServer, call_deltas, delta, events
+from agent_scripts import agent_engine, call
 from fake_engine import disk_engine
 from http_server import running_server, scripted_app
 from readme import ROOT, code_blocks
@@ -45,11 +45,10 @@ async def test_asking(url: str) -> None:
 
 
 async def test_calling_functions() -> None:
-    called = events(*call_deltas(("call_1", "population", '{"city":"Bonn"}')))
-    with AnswerServer(called, events(delta("stop", content="335,789 people."))) as server:
-        said = await printed("Let the model call functions", server.url)
-        assert server.bodies()[1]["messages"][-1]["content"] == "335789"
-    assert said == "335,789 people. (2 rounds)\n"
+    engine = agent_engine(("335789", "335,789 people."), ("", call("population", '{"city":"Bonn"}')))
+    app, _ = scripted_app(engine)
+    async with running_server(app) as url:
+        assert await printed("Let the model call functions", url) == "335,789 people. (2 rounds)\n"
 
 
 async def test_using_the_prompt_cache(tmp_path: Path) -> None:

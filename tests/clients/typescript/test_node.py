@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from answer_server import AnswerServer, call_deltas, delta, events
+from agent_scripts import agent_engine, call
+from answer_server import AnswerServer
 from fake_engine import disk_engine
 from http_server import running_server, scripted_app
 from readme import code_blocks
@@ -75,10 +76,10 @@ async def test_the_tour_asks(environment: dict[str, str], tmp_path: Path) -> Non
 
 
 async def test_the_tour_lets_the_model_call_functions(tmp_path: Path) -> None:
-    called = events(*call_deltas(("call_1", "population", '{"city":"Bonn"}')))
-    with AnswerServer(called, events(delta("stop", content="335,789 people."))) as server:
-        said = await printed("Let the model call functions", server.url, tmp_path)
-        assert server.bodies()[1]["messages"][-1]["content"] == "335789"
+    engine = agent_engine(("335789", "335,789 people."), ("", call("population", '{"city":"Bonn"}')))
+    app, _ = scripted_app(engine)
+    async with running_server(app) as url:
+        said = await printed("Let the model call functions", url, tmp_path)
     assert said == ["335,789 people. (2 rounds)"]
 
 

@@ -42,6 +42,23 @@ const scenarios = {
     const answer = await client.completions.create({ model: "scripted", prompt: "hi" });
     return { text: answer.choices[0].text };
   },
+  async tools(stream) {
+    const told = [];
+    const add = {
+      type: "function",
+      function: {
+        name: "add",
+        description: "Add.",
+        parameters: { type: "object", properties: { a: { type: "number" }, b: { type: "number" } }, required: ["a", "b"] },
+        parse: JSON.parse,
+        function: ({ a, b }) => `sum is ${a + b}`,
+      },
+    };
+    const runner = client.chat.completions.runTools({ ...request, tools: [add], stream });
+    runner.on("functionToolCall", (call) => told.push(call.name));
+    return { text: await runner.finalContent(), told, roles: runner.messages.map((message) => message.role) };
+  },
+  toolsInParts: () => scenarios.tools(true),
   async models() {
     return { ids: (await client.models.list()).data.map((model) => model.id) };
   },
