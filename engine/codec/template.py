@@ -7,6 +7,7 @@ null content as null or as "", a call's arguments as an object or as JSON text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -74,6 +75,10 @@ class ChatTemplate:
         self.shows_tools = self._reacts("tools")
         self.shows_calls = self._reacts("calls")
         """Whether the template knows tools and calls; if not, they are told in plain messages."""
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template mentions a variable."""
+        return re.search(rf"\b{re.escape(variable)}\b", self.source) is not None
 
     def render(
         self,

@@ -12,6 +12,7 @@ from ...engine.codec import Conversation, ForcedTool, Message, TextPart, Tool, T
 from ..errors import BadRequest
 from .prompt_cache import PromptCacheFields, cache_policy, parse_ttl
 from .sampling import SamplingFields
+from .thinking import Effort, Thinking, thinking_arguments
 from .tool_use import ToolChoice, ToolUse, tool_named
 
 
@@ -67,10 +68,6 @@ class ToolChoiceForm(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct, kw_only=True):
-    type: Literal["enabled", "disabled", "adaptive"]
-
-
 class OutputFormat(msgspec.Struct, kw_only=True):
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -78,6 +75,7 @@ class OutputFormat(msgspec.Struct, kw_only=True):
 
 class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
+    effort: Effort | None = None
 
 
 class Metadata(msgspec.Struct, kw_only=True):
@@ -221,8 +219,8 @@ def sampling_fields(fields: MessagesRequest) -> SamplingFields:
 
 
 def template_arguments(fields: MessagesRequest) -> dict[str, Any]:
-    """Return what `thinking` tells the chat template; nothing is said where the request says nothing."""
-    return {} if fields.thinking is None else {"enable_thinking": fields.thinking.type != "disabled"}
+    """Return what the request tells the chat template of thinking."""
+    return thinking_arguments(fields.output_config.effort if fields.output_config else None, fields.thinking)
 
 
 def invalid(param: str, message: str) -> BadRequest:

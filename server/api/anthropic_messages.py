@@ -32,6 +32,7 @@ from .chat_messages import ChatPrompt, encode_conversation
 from .respond import isolation_salt, off_loop, read_answers, submit, whole_response
 from .sampling import read_fields, to_params
 from .structured import Asked, prepare
+from .thinking import heeds_thinking
 from .tool_use import ToolUse, one_shape
 from .types import encode
 
@@ -77,6 +78,8 @@ class MessagesApi:
         )
         use = tool_use(fields)
         prompt, policy = await off_loop(service, size_bytes, lambda: read_prompt(service, fields, use))
+        if template_arguments(fields) and not heeds_thinking(service.codec):
+            ignored = [*ignored, "thinking" if fields.thinking else "output_config.effort"]
         warnings = [f"`{name}` has no effect here" for name in ignored]
         asked = one_shape(use.grammar(service.dialect), _grammar(fields), warnings)
         warnings += await prepare(service, asked)

@@ -35,6 +35,7 @@ from .respond import (
 from .resume import taken_up
 from .sampling import MAX_LOGPROBS, read_fields, to_params
 from .structured import StructuredFields, asked_grammar, prepare
+from .thinking import Effort, Thinking, heeds_thinking, thinking_arguments
 from .tool_use import one_shape
 from .types import encode
 
@@ -54,6 +55,8 @@ class ChatRequest(StructuredFields, kw_only=True):
     tools: list[ToolForm] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,11 @@ async def read_call(
         prompt_logprobs=fields.prompt_logprobs,
     )
 
+    if said := thinking_arguments(fields.reasoning_effort, fields.thinking):
+        fields.chat_template_kwargs = {**said, **(fields.chat_template_kwargs or {})}
+        if not heeds_thinking(service.codec):
+            given = ("reasoning_effort", "thinking")
+            ignored = [*ignored, *(name for name in given if getattr(fields, name) is not None)]
     use = tool_use(fields)
     loose: list[str] = []
     shape = one_shape(use.grammar(service.dialect), asked_grammar(fields), loose)

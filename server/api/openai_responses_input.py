@@ -15,6 +15,7 @@ from .body import typed
 from .chat_messages import TEXT_PARTS
 from .prompt_cache import PromptCacheBreakpoint
 from .sampling import MAX_LOGPROBS, SamplingFields
+from .thinking import Effort
 from .tool_use import ToolChoice, ToolUse, allowed_names, custom_arguments, custom_tool, tool_named
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -42,7 +43,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 

@@ -33,6 +33,7 @@ from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, read_answers
 from .sampling import to_params
 from .structured import JSON_OBJECT, Asked, prepare
+from .thinking import heeds_thinking, thinking_arguments
 from .tool_use import ToolUse, one_shape
 
 LOGPROBS = "message.output_text.logprobs"
@@ -80,6 +81,8 @@ async def start_response(
     own = input_items(fields.input)
     use = tool_use(fields)
     prompt, policy = await read_prompt(service, store, fields, own, salt, size_bytes, use)
+    if fields.reasoning and fields.reasoning.effort and not heeds_thinking(service.codec):
+        ignored = [*ignored, "reasoning.effort"]
     warnings = [f"`{name}` has no effect here" for name in ignored]
     asked = one_shape(use.grammar(service.dialect), answer_grammar(fields), warnings)
     warnings += await prepare(service, asked)
@@ -139,7 +142,10 @@ async def read_prompt(
         prompt = encode_conversation(
             service,
             conversation_of(turns, use),
-            kwargs=fields.chat_template_kwargs,
+            kwargs={
+                **thinking_arguments(fields.reasoning.effort if fields.reasoning else None, None),
+                **(fields.chat_template_kwargs or {}),
+            },
             normalises=fields.normalises,
             last_breakpoint=turns.last_breakpoint,
         )

@@ -238,15 +238,31 @@ async def test_thoughts_are_told_apart_in_both_modes(thinking: Scene) -> None:
     assert next(iter(chunks[1]["choices"][0]["delta"])) == "reasoning_content"
 
 
-async def test_no_thought_where_thinking_is_off(thinking: Scene) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+async def test_no_thought_where_thinking_is_off(thinking: Scene, fields: dict[str, Any]) -> None:
     script = Script(text="All of it is the answer.")
-    fields = {"chat_template_kwargs": {"enable_thinking": False}}
     answer = await thinking.whole(script, **fields)
     assert answer["choices"][0]["message"]["content"] == "All of it is the answer."
     assert merged(await thinking.chunks(script, **fields)) == {
         "content": "All of it is the answer.",
         "end": "stop",
     }
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "thinking"])
+async def test_a_model_that_heeds_no_effort_says_so(scene: Scene, thinking: Scene, name: str) -> None:
+    fields = {name: "low" if name == "reasoning_effort" else {"type": "enabled"}}
+    assert (await scene.whole(Script(text="x"), **fields))["warnings"] == [f"`{name}` has no effect here"]
+    assert "warnings" not in await thinking.whole(Script(text="x"), **fields)
+    assert (await scene.error(reasoning_effort="immense"))["param"] == "reasoning_effort"
 
 
 async def test_logprobs_of_every_token_are_told_whatever_became_of_its_text(scene: Scene) -> None:
