@@ -305,6 +305,8 @@ class _Choice:
     ) -> None:
         self._codec, self._request, self._script, self._index = engine.codec, request, script, index
         self._tokens = script.tokens(index)
+        context = engine.max_model_len - len(request.prompt)
+        self._most = context if request.params.max_tokens is None else request.params.max_tokens
         self._at = 0
         self.count = 0
         self.is_done = False
@@ -356,7 +358,7 @@ class _Choice:
         params = self._request.params
         taken: list[int] = []
         for _ in range(tokens):
-            if params.max_tokens is not None and self._at >= params.max_tokens:
+            if self._at >= self._most:
                 return taken, "length", None
             if self._at >= len(self._tokens) and not self._script.endless and not params.ignore_eos:
                 taken.append(IM_END)
@@ -366,9 +368,7 @@ class _Choice:
             taken.append(token)
             if token in params.stop_token_ids:
                 return taken, "stop", token
-        if params.max_tokens is not None and self._at >= params.max_tokens:
-            return taken, "length", None
-        return taken, None, None
+        return taken, "length" if self._at >= self._most else None, None
 
     def _position(self, token: int, top: int) -> PositionLogprobs:
         def entry(token_id: int, logprob: float, rank: int) -> TokenLogprob:
