@@ -47,8 +47,10 @@ async def client_of(app: Starlette, **options: Any) -> AsyncIterator[httpx.Async
 
 @contextlib.asynccontextmanager
 async def running_server(app: Starlette, **settings: Any) -> AsyncIterator[str]:
-    """Serve the app on a free port of this loop; yields the base URL."""
-    server = build_server(app, ServerConfig(port=0, **settings))
+    """Serve the app on a free port of this loop; yields the base URL. Every answer of an endpoint that OpenAI
+    has is held against OpenAI's description."""
+    checked = Checked(app)
+    server = build_server(checked, ServerConfig(port=0, **settings))  # type: ignore[arg-type]
     task = asyncio.create_task(server._serve())
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -63,6 +65,7 @@ async def running_server(app: Starlette, **settings: Any) -> AsyncIterator[str]:
         server.should_exit = server.force_exit = True
         await task
         await server.lifespan.shutdown()
+    assert not checked.faults, checked.faults[0]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter, ValidationError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
 
 DOCUMENT = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "openai" / "openapi.yaml"
 KNOWN: dict[str, tuple[str, Any]] = {
@@ -83,7 +84,7 @@ AMENDED: list[tuple[str, str, Any]] = [
     ("CreateChatCompletionStreamResponse", f"{_CHOICE}/finish_reason", {"const": "abort"}),
 ]
 """What is right though the document does not say so: schema, place, what may stand there too."""
-UNKNOWN_TO_THE_DOCUMENT: frozenset[str] = frozenset()
+UNKNOWN_TO_THE_DOCUMENT = frozenset(f"response.steer.{what}" for what in ("accepted", "pending", "failed"))
 """Names of event types that OpenAI's SDK knows and the document does not."""
 
 
@@ -118,11 +119,14 @@ def faults_of(kind: str) -> Callable[[Any], str]:
 class Checked:
     """An application whose answers are checked; `faults` lists what was wrong."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: Starlette) -> None:
+        self._app, self.state = app, app.state
         self.faults: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, self._frames_noted(scope["path"], send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -141,6 +145,15 @@ class Checked:
         for what, fault in check(scope["method"], scope["path"], status, media_type, bytes(body)):
             self.faults.append(f"{scope['method']} {scope['path']}: {fault}\n{what}")
 
+    def _frames_noted(self, path: str, send: Send) -> Send:
+        async def send_noting(message: Message) -> None:
+            if text := message.get("text"):
+                for what, fault in check_events(path, [text.encode()]):
+                    self.faults.append(f"WebSocket {path}: {fault}\n{what}")
+            await send(message)
+
+        return send_noting
+
 
 def check(method: str, path: str, status: int, media_type: str, body: bytes) -> Iterable[tuple[str, str]]:
     """What does not conform, each with its fault."""
@@ -152,16 +165,26 @@ def check(method: str, path: str, status: int, media_type: str, body: bytes) -> 
         if fault := faults_of(kind)(json.loads(body)):
             yield body.decode()[:2000], fault
     elif media_type == "text/event-stream":
-        for event in re.split(rb"\r?\n\r?\n", body)[:-1]:
-            data = b"".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
-            if not data or data == b"[DONE]":
-                continue
-            decoded = json.loads(data)
-            if decoded.get("type") in UNKNOWN_TO_THE_DOCUMENT:
-                continue
-            kind = "error" if set(decoded) == {"error"} else route[3]
-            if fault := faults_of(kind)(decoded):
-                yield data.decode()[:2000], fault
+        events = re.split(rb"\r?\n\r?\n", body)[:-1]
+        lines = ([line[5:] for line in event.splitlines() if line.startswith(b"data:")] for event in events)
+        yield from check_events(path, (b"".join(data) for data in lines))
+
+
+def check_events(path: str, events: Iterable[bytes]) -> Iterable[tuple[str, str]]:
+    """What does not conform of a stream's events, each with its fault."""
+    kinds = [row[3] for row in ROUTES if row[3] and re.fullmatch(row[1], path)]
+    for event in events:
+        data = event.strip()
+        if not data or data == b"[DONE]" or not kinds:
+            continue
+        decoded = json.loads(data)
+        if decoded.get("type") in UNKNOWN_TO_THE_DOCUMENT:
+            continue
+        if decoded.get("type") == "error" and "status" in decoded:
+            decoded = {"error": decoded["error"]}  # the form on a WebSocket, which the document lacks
+        kind = "error" if decoded.keys() == {"error"} else kinds[0]
+        if fault := faults_of(kind)(decoded):
+            yield data.decode()[:2000], fault
 
 
 @functools.cache
