@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
     "tokens",
     [
         pytest.param(1024, id="1k"),
-        pytest.param(4096, id="4k", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(4096, id="4k", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
 def test_perplexity_divergence_and_agreement_are_within_the_bars(

@@ -154,12 +154,16 @@ def test_the_cap_on_disk_is_kept_and_what_gave_way_is_counted(smollm2_path: Path
     assert used <= 20_000_000 + 1_500_000 and seen["artesian_cache_bytes"] <= 20_000_000
 
 
-def test_damage_while_serving_costs_a_miss_and_never_a_word(smollm2_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_damage_while_serving_costs_a_miss_and_never_a_word(
+    rounds: int, smollm2_path: Path, tmp_path: Path
+) -> None:
     with serving(smollm2_path, tmp_path) as server:
         expected = text(chat(server, CONVERSATION))
         kill_when_stored(server)
     chance = random.Random(5)
-    for number in range(4):
+    for number in range(rounds):
         for path in (tmp_path / "prompts").rglob("*.seg"):
             with path.open("r+b") as file:
                 for _ in range(3):
