@@ -1,11 +1,25 @@
 """Tool dialects: how models write calls, and the machines that read them."""
 
-from . import hermes
+from . import dsml, hermes
 from .base import new_call_id
 from .dialect import ToolDialect
 from .forms import CallForms
 
 TOOL_DIALECTS = (
+    ToolDialect(
+        names=("deepseek_v41",),
+        signs=((dsml.V41.block,),),
+        markers=dsml.MARKERS,
+        parser=dsml.DsmlParser,
+        reads_reasoning=True,
+    ),
+    ToolDialect(
+        names=("deepseek_v4",),
+        signs=((dsml.V4.block,),),
+        markers=dsml.MARKERS,
+        parser=dsml.DsmlParser,
+        reads_reasoning=True,
+    ),
     ToolDialect(
         names=("hermes", "qwen3", "qwen2_5"),
         signs=(("<tool_call>",),),
