@@ -102,11 +102,7 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template's own complaint, a limit of the sandbox, or bad arguments.
         """
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other",
-                "continue_final_message",
-            )
+        check_ending(conversation, add_generation_prompt, continue_final_message)
         if reserved := _RESERVED & (kwargs or {}).keys():
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {', '.join(sorted(reserved))}", "chat_template_kwargs"
@@ -118,8 +114,6 @@ class ChatTemplate:
         if tools and not self.shows_tools:
             messages, tools = with_tools_told(messages, tools), []
         if continue_final_message:
-            if messages[-1].role != "assistant":
-                raise InvalidRequest("the message to continue must be the assistant's", "messages")
             messages[-1] = _with_cut_mark(messages[-1])
         values = {
             **(kwargs or {}),
@@ -189,6 +183,18 @@ class ChatTemplate:
             except InvalidRequest:
                 texts.append(None)
         return texts[1] is None or texts[0] != texts[1]
+
+
+def check_ending(conversation: Conversation, add_generation_prompt: bool, continue_final_message: bool) -> None:
+    """Raises: InvalidRequest: a prompt cannot end as it is asked to."""
+    if not continue_final_message:
+        return
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+        )
+    if conversation.messages[-1].role != "assistant":
+        raise InvalidRequest("the message to continue must be the assistant's", "messages")
 
 
 def _template_message(message: Message, wants: Wants) -> dict[str, Any]:
