@@ -10,7 +10,8 @@ import tokenizers
 
 from ..errors import ContextTooLong, InvalidRequest
 from .conversation import Conversation
-from .template import CHATML, ChatTemplate
+from .deepseek import template_of
+from .template import CHATML, ChatTemplate, PromptTemplate
 from .tokenizer import Tokenizer
 from .unicode import require_unicode
 
@@ -20,7 +21,7 @@ class Codec:
     """Encoding and rendering take up to seconds for megabytes of text: callers run them off the loop."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: PromptTemplate | None
     """None for a model that is not made for chat."""
 
     @classmethod
@@ -35,7 +36,8 @@ class Codec:
         special_ids: Collection[int],
         chat_template: str | None,
     ) -> Codec:
-        """Build from what a model file says. Without a template, ChatML if the vocabulary has its markers.
+        """Build from what a model file says. Without a template, its vocabulary tells: DeepSeek's prompts, or
+        ChatML if it has the markers.
 
         Raises:
             ModelError: the tokenizer's decoder is not supported or the template is not valid.
@@ -48,6 +50,9 @@ class Codec:
             add_eos=add_eos,
             special_ids=special_ids,
         )
+        own = None if chat_template else template_of(tokenizer)
+        if own is not None:
+            return cls(tokenizer, own)
         has_chatml = None not in (tokenizer.token_id("<|im_start|>"), tokenizer.token_id("<|im_end|>"))
         source = chat_template or (CHATML if has_chatml else None)
         if source is None:

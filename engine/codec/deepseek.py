@@ -32,7 +32,28 @@ EFFORTS = {
     "max": "max",
     "ultra": "max",
 }
-"""The words for an effort, and what the models know of them."""
+"""The words for an effort, and what the models know of them; "none" is not to think."""
+_V4_EFFORTS = {
+    "low": "",
+    "high": (
+        "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
+        "You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the "
+        "root cause, rigorously stress-testing your logic against all potential paths, edge cases, and "
+        "adversarial scenarios.\n"
+        "Explicitly write out your entire deliberation process, documenting every intermediate step, "
+        "considered alternative, and rejected hypothesis to ensure absolutely no assumption is left "
+        "unchecked.\n\n"
+    ),
+    "max": (
+        "Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.\n"
+        "You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: exhaustively "
+        "decompose the problem into its most fundamental components, trace every causal chain to its root, "
+        "and resolve the underlying cause rather than any surface symptom.\n"
+        "Do not stop reasoning until you have independently verified the solution from multiple angles and "
+        "are certain that no assumption remains unchecked and no error remains undiscovered.\n\n"
+    ),
+}
+_V41_EFFORT = "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
 _KWARGS = "chat_template_kwargs"
 
 
@@ -40,6 +61,8 @@ class DeepSeekTemplate:
     """What both have in common. `render` may be called from any thread."""
 
     dsml: ClassVar[dsml_prompt.Writer]
+    efforts: ClassVar[Mapping[str, str]]
+    """What the model is told about its effort."""
 
     def __init__(self) -> None:
         self.source = self.dsml.tools(())
@@ -66,24 +89,23 @@ class DeepSeekTemplate:
             InvalidRequest: bad arguments; names the field.
         """
         check_ending(conversation, add_generation_prompt, continue_final_message)
-        thinks, effort = self._thinking(kwargs or {})
+        effort = self._asked_effort(kwargs or {})
+        thinks = effort is not None
         tools = conversation.tools if conversation.tool_choice != "none" else ()
         messages = [
             replace(message, role="system") if message.role == "developer" else message
             for message in conversation.messages
         ]
         last = messages.pop() if continue_final_message else None
-        parts = [BOS, *self._written(messages, thinks, effort, tools)]
+        parts = [BOS, *self._written(messages, effort, tools)]
         if last is not None:
             parts.append(self._continued(last, thinks))
         elif add_generation_prompt:
             parts.append(ASSISTANT + (THINK if thinks else THOUGHT))
         return "".join(parts)
 
-    def _written(
-        self, messages: list[Message], thinks: bool, effort: str | int, tools: Sequence[Tool]
-    ) -> Iterator[str]:
-        """Head and turns."""
+    def _written(self, messages: list[Message], effort: str | None, tools: Sequence[Tool]) -> Iterator[str]:
+        """Head and turns; without an effort the model does not think."""
         raise NotImplementedError
 
     def _thought(self, message: Message, thinks: bool) -> str:
@@ -101,59 +123,34 @@ class DeepSeekTemplate:
             thought = thought.removesuffix(THOUGHT)
         return ASSISTANT + thought + said
 
-    def _thinking(self, kwargs: Mapping[str, Any]) -> tuple[bool, str | int]:
-        """Whether to think, and how hard."""
-        thinks = True
+    def _asked_effort(self, kwargs: Mapping[str, Any]) -> str | None:
+        effort = kwargs.get("reasoning_effort")
+        thinks = effort != "none"
         for name in ("thinking", "enable_thinking"):
             given = kwargs.get(name)
-            if given is not None:
-                if not isinstance(given, bool):
-                    raise InvalidRequest(f"{_KWARGS}.{name} must be true or false", f"{_KWARGS}.{name}")
-                thinks = given
-        effort = kwargs.get("reasoning_effort")
-        if effort == "none":
-            return False, "high"
-        return thinks, "high" if effort is None else self._effort(effort)
+            if given is not None and not isinstance(given, bool):
+                raise InvalidRequest(f"{_KWARGS}.{name} must be true or false", f"{_KWARGS}.{name}")
+            thinks = thinks and given is not False
+        told = self._told_effort("high" if effort in (None, "none") else effort)
+        return told if thinks else None
 
-    def _effort(self, given: Any) -> str | int:
-        if not isinstance(given, str) or given not in EFFORTS:
+    def _told_effort(self, effort: Any) -> str:
+        if not isinstance(effort, str) or effort not in EFFORTS:
             known = ", ".join(("none", *EFFORTS))
             raise InvalidRequest(
                 f"{_KWARGS}.reasoning_effort must be one of {known}", f"{_KWARGS}.reasoning_effort"
             )
-        return EFFORTS[given]
+        return self.efforts[EFFORTS[effort]]
 
 
 class DeepSeekV4(DeepSeekTemplate):
     """All system texts stand at the front; calls and their results are in the order of their ids."""
 
     dsml = dsml_prompt.V4
-    efforts: ClassVar = {
-        "low": "",
-        "high": (
-            "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
-            "You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the "
-            "root cause, rigorously stress-testing your logic against all potential paths, edge cases, and "
-            "adversarial scenarios.\n"
-            "Explicitly write out your entire deliberation process, documenting every intermediate step, "
-            "considered alternative, and rejected hypothesis to ensure absolutely no assumption is left "
-            "unchecked.\n\n"
-        ),
-        "max": (
-            "Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.\n"
-            "You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: exhaustively "
-            "decompose the problem into its most fundamental components, trace every causal chain to its root, "
-            "and resolve the underlying cause rather than any surface symptom.\n"
-            "Do not stop reasoning until you have independently verified the solution from multiple angles and "
-            "are certain that no assumption remains unchecked and no error remains undiscovered.\n\n"
-        ),
-    }
+    efforts = _V4_EFFORTS
 
-    def _written(
-        self, messages: list[Message], thinks: bool, effort: str | int, tools: Sequence[Tool]
-    ) -> Iterator[str]:
-        if thinks:
-            yield self.efforts[effort]
+    def _written(self, messages: list[Message], effort: str | None, tools: Sequence[Tool]) -> Iterator[str]:
+        yield effort or ""
         yield "\n\n".join(message.text for message in messages if message.role == "system" and message.text)
         if tools:
             yield self.dsml.tools(tools)
@@ -161,7 +158,7 @@ class DeepSeekV4(DeepSeekTemplate):
         before = ""
         for message in turns:
             if message.role == "assistant":
-                yield self._turn(message, thinks, tools)
+                yield self._turn(message, effort is not None, tools)
             elif message.role == "tool":
                 yield ("\n\n" if before == "tool" else USER) + _result(message)
             else:
@@ -194,20 +191,12 @@ class DeepSeekV41(DeepSeekTemplate):
     """System texts stand where they were said; results are in the order of their calls."""
 
     dsml = dsml_prompt.V41
-    efforts: ClassVar = {"low": 50, "high": 75, "max": 100}
+    efforts = {name: _V41_EFFORT.format(number) for name, number in (("low", 50), ("high", 75), ("max", 100))}
 
-    def _written(
-        self, messages: list[Message], thinks: bool, effort: str | int, tools: Sequence[Tool]
-    ) -> Iterator[str]:
+    def _written(self, messages: list[Message], effort: str | None, tools: Sequence[Tool]) -> Iterator[str]:
         begins = bool(messages) and messages[0].role == "system"
-        if thinks or tools or begins:
-            yield SYSTEM
-            if thinks:
-                number = self.efforts.get(effort, effort)
-                yield (
-                    f"Reasoning Effort: {number} (range 1-100, the higher the value, the more thorough the "
-                    "reasoning)\n\n"
-                )
+        if effort is not None or tools or begins:
+            yield SYSTEM + (effort or "")
             if begins:
                 yield messages.pop(0).text
             if tools:
@@ -225,16 +214,16 @@ class DeepSeekV41(DeepSeekTemplate):
                 if message.role == "system":
                     yield SYSTEM + message.text
                 else:
-                    yield self._turn(message, thinks, tools)
-                    places = {call.id: place for place, call in reversed([*enumerate(message.tool_calls)])}
+                    yield self._turn(message, effort is not None, tools)
+                    places = {call.id: place for place, call in enumerate(message.tool_calls)}
 
     def _thought(self, message: Message, thinks: bool) -> str:
         return f"{THINK}{message.reasoning or ''}{THOUGHT}" if thinks else THOUGHT
 
-    def _effort(self, given: Any) -> str | int:
-        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 100:
-            return given
-        return super()._effort(given)
+    def _told_effort(self, effort: Any) -> str:
+        if isinstance(effort, int) and not isinstance(effort, bool) and 1 <= effort <= 100:
+            return _V41_EFFORT.format(effort)
+        return super()._told_effort(effort)
 
 
 def template_of(tokenizer: Tokenizer) -> DeepSeekTemplate | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 from msgspec.structs import replace as replace_fields
@@ -45,6 +45,26 @@ class Wants:
     """A missing content as null instead of ""."""
     argument_object: bool = True
     """A call's arguments as an object instead of JSON text."""
+
+
+class PromptTemplate(Protocol):
+    """What renders a model's prompts."""
+
+    @property
+    def source(self) -> str:
+        """Shows the dialect: how the model writes thoughts and calls."""
+        ...
+
+    def render(
+        self,
+        conversation: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render the prompt, see `ChatTemplate.render`."""
+        ...
 
 
 class ChatTemplate:
@@ -185,7 +205,9 @@ class ChatTemplate:
         return texts[1] is None or texts[0] != texts[1]
 
 
-def check_ending(conversation: Conversation, add_generation_prompt: bool, continue_final_message: bool) -> None:
+def check_ending(
+    conversation: Conversation, add_generation_prompt: bool, continue_final_message: bool
+) -> None:
     """Raises: InvalidRequest: a prompt cannot end as it is asked to."""
     if not continue_final_message:
         return

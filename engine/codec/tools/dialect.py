@@ -20,7 +20,7 @@ class ToolDialect:
     markers: tuple[str, ...]
     """What must be visible in an answer's text, be it a special token or not."""
     parser: Callable[..., AnswerParser]
-    """Makes a parser for the tools of these names; one that reads thoughts is told the prompt's last text too."""
+    """Makes a parser for the tools of these names; one that reads thoughts is told the prompt's end too."""
     forms: CallForms | None = None
     """None: its calls are not a JSON value between fixed texts."""
     reads_reasoning: bool = False

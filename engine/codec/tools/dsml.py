@@ -174,7 +174,7 @@ class DsmlParser(Machine):
             name, _, kind = head[:-2].partition('" string="')
             self._is_string = kind != "false"
             key = json.dumps(name, ensure_ascii=False)
-            self.calls.arguments(f'{"{" if self._is_first else ", "}{key}: {self._quote}')
+            self.calls.arguments(f"{'{' if self._is_first else ', '}{key}: {self._quote}")
             self._is_first, self.state = False, self._read_value
         return True
 

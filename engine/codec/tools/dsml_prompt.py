@@ -59,11 +59,11 @@ class Writer:
 
     def tools(self, tools: Sequence[Tool]) -> str:
         """The section of the system text about tools."""
-        schemas = "\n".join(
-            self._json({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters})
+        shown = [
+            {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
             for tool in tools
-        )
-        tags = self.tags
+        ]
+        tags, schemas = self.tags, "\n".join(map(self._json, shown))
         return _TOOLS.format(block=tags.block, invoke=tags.invoke, parameter=tags.parameter, schemas=schemas)
 
     def calls(self, calls: Sequence[ToolCall]) -> str:
