@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import InvalidRequest
 from ..conversation import Tool, ToolCall
 from . import dsml
 
 MAX_DEPTH = 127
-"""Levels of JSON: deeper arguments are shown as they are."""
+"""Levels of JSON in a call's arguments, which are else shown as they are, and in a tool's schema."""
 
 _TOOLS = """
 
@@ -58,13 +59,20 @@ class Writer:
     """What a call without parameters has in their place."""
 
     def tools(self, tools: Sequence[Tool]) -> str:
-        """The section of the system text about tools."""
-        shown = [
-            {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
-            for tool in tools
-        ]
-        tags, schemas = self.tags, "\n".join(map(self._json, shown))
+        """The section of the system text about tools.
+
+        Raises:
+            InvalidRequest: a schema is too deep.
+        """
+        tags, schemas = self.tags, "\n".join(self._tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
         return _TOOLS.format(block=tags.block, invoke=tags.invoke, parameter=tags.parameter, schemas=schemas)
+
+    def _tool(self, tool: Tool, path: str) -> str:
+        parts = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
+        try:
+            return self._json(parts)
+        except ValueError as err:
+            raise InvalidRequest(f"{path}.parameters: {err}", f"{path}.parameters") from None
 
     def calls(self, calls: Sequence[ToolCall]) -> str:
         """The calls at a turn's end."""
@@ -89,12 +97,12 @@ class Writer:
         return f'<{tag} name="{name}" string="{kind}">{text}</{tag}>\n'
 
     def _json(self, value: Any, depth: int = 0) -> str:
-        if depth > MAX_DEPTH:
-            raise ValueError("too deep")
+        if depth == MAX_DEPTH and isinstance(value, dict | list):
+            raise ValueError(f"there are more than {MAX_DEPTH} levels")
         if isinstance(value, dict):
             members = (f"{_text(key)}: {self._json(item, depth + 1)}" for key, item in value.items())
             return f"{{{', '.join(members)}}}"
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return f"[{', '.join(self._json(item, depth + 1) for item in value)}]"
         if isinstance(value, float):
             return self.float_text(value)
