@@ -55,6 +55,8 @@ _V4_EFFORTS = {
 }
 _V41_EFFORT = "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
 _KWARGS = "chat_template_kwargs"
+_SWITCHES = ("thinking", "enable_thinking")
+_EFFORT = "reasoning_effort"
 
 
 class DeepSeekTemplate:
@@ -67,6 +69,10 @@ class DeepSeekTemplate:
     def __init__(self) -> None:
         self.source = self.dsml.tools(())
         """Shows the dialect, as a template's source does."""
+
+    def reads(self, variable: str) -> bool:
+        """Whether it is one of the variables below."""
+        return variable == _EFFORT or variable in _SWITCHES
 
     def render(
         self,
@@ -124,9 +130,9 @@ class DeepSeekTemplate:
         return ASSISTANT + thought + said
 
     def _asked_effort(self, kwargs: Mapping[str, Any]) -> str | None:
-        effort = kwargs.get("reasoning_effort")
+        effort = kwargs.get(_EFFORT)
         thinks = effort != "none"
-        for name in ("thinking", "enable_thinking"):
+        for name in _SWITCHES:
             given = kwargs.get(name)
             if given is not None and not isinstance(given, bool):
                 raise InvalidRequest(f"{_KWARGS}.{name} must be true or false", f"{_KWARGS}.{name}")
@@ -137,9 +143,7 @@ class DeepSeekTemplate:
     def _told_effort(self, effort: Any) -> str:
         if not isinstance(effort, str) or effort not in EFFORTS:
             known = ", ".join(("none", *EFFORTS))
-            raise InvalidRequest(
-                f"{_KWARGS}.reasoning_effort must be one of {known}", f"{_KWARGS}.reasoning_effort"
-            )
+            raise InvalidRequest(f"{_KWARGS}.{_EFFORT} must be one of {known}", f"{_KWARGS}.{_EFFORT}")
         return self.efforts[EFFORTS[effort]]
 
 

@@ -55,6 +55,10 @@ class PromptTemplate(Protocol):
         """Shows the dialect: how the model writes thoughts and calls."""
         ...
 
+    def reads(self, variable: str) -> bool:
+        """Whether a variable of `kwargs` makes a difference."""
+        ...
+
     def render(
         self,
         conversation: Conversation,

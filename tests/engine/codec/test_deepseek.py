@@ -260,5 +260,12 @@ def test_a_model_that_brings_a_template_keeps_it() -> None:
     assert codec.render_chat(Conversation((USER,))) == "hi"
 
 
+def test_it_is_told_how_much_to_think() -> None:
+    template = codec_with(*V4_TOKENS).template
+    assert template is not None
+    read = [name for name in ("thinking", "enable_thinking", "reasoning_effort", "x") if template.reads(name)]
+    assert read == ["thinking", "enable_thinking", "reasoning_effort"]
+
+
 def test_an_older_vocabulary_has_no_prompts() -> None:
     assert codec_with(*V4_TOKENS[:3]).template is None
