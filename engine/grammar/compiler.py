@@ -21,8 +21,9 @@ from ..codec.tokenizer import Tokenizer
 from ..errors import EngineOverloaded, GrammarRefused
 from .closing import LONGEST_WAY, Closings
 from .mask import Matcher
+from .members import Members, read_members
 from .schema import Examined, Finding, SchemaReport, children, examine
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tag, Tags
 from .tags import tags_to_lark
 from .vocabulary import Vocabulary, read_vocabulary
 
@@ -40,6 +41,8 @@ MAX_WHITESPACE = 16
 """Whitespace in a row, between the tokens of JSON: a line's end and what indents seven levels by two."""
 LOCATE_LIMIT_S = 0.5
 MAX_ERROR_CHARS = 300
+SHARED = ("$schema", "$id", "$defs", "definitions")
+"""What a part of a schema needs of the whole."""
 
 JSON_OPTIONS = {
     "item_separator": ",",
@@ -203,9 +206,7 @@ class GrammarCompiler:
         """The deepest subschema that fails by itself, and why."""
         if isinstance(root, bool):
             return "", error
-        shared: dict[str, Any] = {
-            name: root[name] for name in ("$schema", "$id", "$defs", "definitions") if name in root
-        }
+        shared: dict[str, Any] = {name: root[name] for name in SHARED if name in root}
         deadline = time.monotonic() + LOCATE_LIMIT_S
         pointer, node, seen = "", root, {""}
         while True:
@@ -230,17 +231,54 @@ class GrammarCompiler:
     def _tags(self, tags: Tags) -> CompiledGrammar:
         sources: dict[str, dict[str, Any]] = {}
         warnings: list[str] = []
+        members: dict[int, Members] = {}
         for number, tag in enumerate(tags.tags):
             try:
-                checked = self.check(tag.schema, tag.strict)
+                if tag.members is not None:
+                    members[number] = read_members(tag.schema)
+                    told = self._members(f"json_{number}", tag, members[number], sources)
+                else:
+                    checked = self.check(tag.schema, tag.strict)
+                    sources[f"json_{number}"] = checked.source
+                    told = _warnings(checked.examined)
             except GrammarRefused as err:
                 err.tag = number
                 raise
-            sources[f"json_{number}"] = checked.source
-            warnings += [f"{tag.begin.strip()} {text}" for text in _warnings(checked.examined)]
-        lark = tags_to_lark(tags, self._tokenizer, self._eos)
+            warnings += [f"{tag.begin.strip()} {text}" for text in told]
+        lark = tags_to_lark(tags, self._tokenizer, self._eos, members)
         state = self._state(_grammars(lark, **sources))
         return self._finish(state, tuple(warnings), repeats=tags.required and tags.parallel)
+
+    def _members(
+        self, name: str, tag: Tag, members: Members, sources: dict[str, dict[str, Any]]
+    ) -> Sequence[str]:
+        """Add the grammars of the members' JSON; returns what is not enforced."""
+        warnings: list[str] = []
+        for pointer, keyword in members.loose:
+            detail = f"`{keyword}` cannot be enforced in this model's calls"
+            if tag.strict:
+                raise GrammarRefused(detail, pointer=f"{pointer}/{keyword}")
+            warnings.append(f"{pointer}/{keyword}: {detail}")
+        if members.may_have_any:
+            sources[f"{name}_0"] = self.check(True, tag.strict).source
+        shared = (
+            {key: tag.schema[key] for key in SHARED if key in tag.schema}
+            if isinstance(tag.schema, dict)
+            else {}
+        )
+        for j, member in enumerate(members.named):
+            if member.schema is None:
+                continue
+            schema = {**shared, **member.schema} if isinstance(member.schema, dict) else member.schema
+            pointer = f"/properties/{member.name}"
+            try:
+                checked = self.check(schema, tag.strict)
+            except GrammarRefused as err:
+                err.pointer = f"{pointer}{err.pointer or ''}"
+                raise
+            sources[f"{name}_{j}"] = checked.source
+            warnings += [f"{pointer}{text}" for text in _warnings(checked.examined)]
+        return warnings
 
     def _whole(self, source: str, form: Callable[[str], str], what: str) -> CompiledGrammar:
         _check_length(source, what)

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from ..codec.tools import MemberForms
+
 Schema: TypeAlias = dict[str, Any] | bool
 
 
@@ -36,12 +38,14 @@ class Lark(msgspec.Struct, frozen=True, tag="lark"):
 
 
 class Tag(msgspec.Struct, frozen=True):
-    """A form that begins with a fixed text, holds one JSON value and ends with a fixed text."""
+    """A form that begins with a fixed text, holds one JSON value and ends with a fixed text. With `members`
+    the value is an object whose members stand by themselves."""
 
     begin: str
     schema: Schema
     end: str
     strict: bool = True
+    members: MemberForms | None = None
 
 
 class Tags(msgspec.Struct, frozen=True, tag="tags"):
@@ -49,13 +53,17 @@ class Tags(msgspec.Struct, frozen=True, tag="tags"):
 
     tags: tuple[Tag, ...]
     triggers: tuple[str, ...]
-    """Each form's `begin` starts with one of them."""
+    """Each form's `begin` starts with one of them; or `opening` has the only one."""
     required: bool = False
     """No free text: the answer is one form at least."""
     parallel: bool = True
     """More than one form may occur."""
     between: str = ""
     """What stands between two forms that follow each other."""
+    opening: str = ""
+    """What stands before the forms, which then all stand in one row."""
+    closing: str = ""
+    """What stands behind them."""
 
 
 Grammar = JsonSchema | Regex | Choice | Lark | Tags

@@ -7,102 +7,106 @@ that is no trigger, as it may without a grammar.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ..codec.tokenizer import Tokenizer
-from .spec import Tags
+from .members import Members, member_rules
+from .spec import Tag, Tags
+from .terms import Terms, pattern
 
 
-def tags_to_lark(tags: Tags, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> str:
-    """Return the grammar; the JSON value of tag i is the rule `@json_i`, which the caller defines.
+def tags_to_lark(
+    tags: Tags,
+    tokenizer: Tokenizer,
+    eos_token_ids: Sequence[int],
+    members: Mapping[int, Members] | None = None,
+) -> str:
+    """Return the grammar; the caller defines the rules of JSON: `@json_i` for tag i, or where its members
+    stand by themselves `@json_i_j` for member j.
+
+    Args:
+        members: Those of the tags that have some, by the tags' numbers.
 
     Raises:
-        ValueError: a tag begins with none of the triggers, or a trigger has a special token behind text.
+        ValueError: a tag begins with none of the triggers, or a trigger has two special tokens.
     """
     names = {tokenizer.token_name(i): i for i in sorted(tokenizer.special_ids)}
-    terms = _Terms({name: token_id for name, token_id in names.items() if name})
-    forms = [f"{terms.of(tag.begin)} @json_{i} {terms.of(tag.end)}" for i, tag in enumerate(tags.tags)]
-    if tags.required:
-        more = f" ({terms.of(tags.between)} form)*" if tags.parallel else ""
-        return f"start: form{more}\nform: {' | '.join(forms)}\n"
-    return _free_text(tags, terms, sorted(tokenizer.special_ids - set(eos_token_ids)))
-
-
-def _free_text(tags: Tags, terms: _Terms, special_ids: list[int]) -> str:
-    rules: list[str] = []
-    opened: list[str] = []
-    texts: list[str] = []
-    for number, trigger in enumerate(tags.triggers):
-        ids = terms.ids_of(trigger)
-        if ids:
-            if not trigger.startswith(terms.name_of(ids[0])) or len(ids) > 1:
-                raise ValueError(f"the trigger {trigger!r} has a special token behind text")
-            special_ids = [token_id for token_id in special_ids if token_id != ids[0]]
-        own = [
-            f"{terms.of(tag.begin.removeprefix(trigger))} @json_{i} {terms.of(tag.end)}"
-            for i, tag in enumerate(tags.tags)
-            if tag.begin.startswith(trigger) and _trigger_of(tags, tag.begin) == trigger
-        ]
-        if not own:
-            continue
-        if ids:
-            rules.append(f"trigger_{number}: PLAIN? {terms.of(trigger)}")
-        else:
-            texts.append(trigger)
-            rules.append(f"trigger_{number}[lazy]: TEXT {terms.of(trigger)}")
-        opened.append(f"trigger_{number} ({' | '.join(own)})")
-    for tag in tags.tags:
-        _trigger_of(tags, tag.begin)
-    special = " | ".join(f"<[{span}]>" for span in _spans(special_ids))
-    other = f"(PLAIN? ({special}))* " if special else ""
-    without = "".join(f" & ~/(.|\\n)*{_pattern(text)}(.|\\n)*/" for text in texts)
+    terms = Terms({name: token_id for name, token_id in names.items() if name})
+    special_ids = sorted(tokenizer.special_ids - set(eos_token_ids))
     return "\n".join(
         [
-            f"start: ({other}form){'*' if tags.parallel else '?'} tail",
-            f"form: {' | '.join(opened)}",
-            f"tail: {other}PLAIN?",
-            *rules,
+            *(_calls_only(tags, terms) if tags.required else _free_text(tags, terms, special_ids)),
+            *_member_lines(tags, terms, members or {}),
             r"TEXT: /(.|\n)*/",
-            rf"PLAIN: /(.|\n)+/{without}",
+            rf"PLAIN: /(.|\n)+/{_without(tags, terms)}",
             "",
         ]
     )
 
 
-def _trigger_of(tags: Tags, begin: str) -> str:
+def _calls_only(tags: Tags, terms: Terms) -> Iterator[str]:
+    yield f"start: {terms.of(tags.opening)} {_row(tags, terms)} {terms.of(tags.closing)}"
+    yield f"form: {' | '.join(_form(tags, i, terms) for i in range(len(tags.tags)))}"
+
+
+def _row(tags: Tags, terms: Terms) -> str:
+    return f"form ({terms.of(tags.between)} form)*" if tags.parallel else "form"
+
+
+def _form(tags: Tags, number: int, terms: Terms, trigger: str = "") -> str:
+    """A form, or what of it is behind the trigger."""
+    tag = tags.tags[number]
+    content = f"@json_{number}" if tag.members is None else f"members_{number}"
+    return f"{terms.of(tag.begin.removeprefix(trigger))} {content} {terms.of(tag.end)}"
+
+
+def _free_text(tags: Tags, terms: Terms, special_ids: list[int]) -> Iterator[str]:
+    opened: list[str] = []
+    for number, trigger in enumerate(tags.triggers):
+        own = [i for i, tag in enumerate(tags.tags) if tags.opening or _trigger_of(tags, tag) == trigger]
+        ids = terms.ids_of(trigger)
+        if len(ids) > 1:
+            raise ValueError(f"the trigger {trigger!r} has two special tokens")
+        special_ids = [token_id for token_id in special_ids if token_id not in ids]
+        if not own:
+            continue
+        yield terms.up_to(f"trigger_{number}", trigger)
+        if tags.opening:
+            behind = tags.opening.partition(trigger)[2]
+            row = f"{terms.of(behind)} {_row(tags, terms)} {terms.of(tags.closing)}"
+            opened.append(f"trigger_{number} {row}")
+            yield f"form: {' | '.join(_form(tags, i, terms) for i in own)}"
+        else:
+            opened.append(f"trigger_{number} ({' | '.join(_form(tags, i, terms, trigger) for i in own)})")
+    special = " | ".join(f"<[{span}]>" for span in _spans(special_ids))
+    other = f"(PLAIN? ({special}))* " if special else ""
+    yield f"opened: {' | '.join(opened)}"
+    yield f"start: ({other}opened){'*' if tags.parallel and not tags.opening else '?'} tail"
+    yield f"tail: {other}PLAIN?"
+
+
+def _member_lines(tags: Tags, terms: Terms, members: Mapping[int, Members]) -> Iterator[str]:
+    ends: set[str] = set()
+    for number, tag in enumerate(tags.tags):
+        if tag.members is None:
+            continue
+        yield from member_rules(number, members[number], tag.members, terms)
+        ends.add(tag.members.end)
+    for end in ends:  # one dialect's tags have the same
+        yield terms.up_to("any_text", end)
+
+
+def _without(tags: Tags, terms: Terms) -> str:
+    texts = [trigger for trigger in tags.triggers if not terms.ids_of(trigger)]
+    return "".join(f" & ~/(.|\\n)*{pattern(text)}(.|\\n)*/" for text in texts)
+
+
+def _trigger_of(tags: Tags, tag: Tag) -> str:
     for trigger in tags.triggers:
-        if begin.startswith(trigger):
+        if tag.begin.startswith(trigger):
             return trigger
-    raise ValueError(f"the tag {begin!r} begins with none of the triggers {tags.triggers!r}")
-
-
-class _Terms:
-    """Texts as sequences of literals and special tokens."""
-
-    def __init__(self, special: dict[str, int]) -> None:
-        self._special = special
-        self._names = {token_id: name for name, token_id in special.items()}
-        longest_first = sorted(special, key=len, reverse=True)
-        self._find = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if special else None
-
-    def of(self, text: str) -> str:
-        return " ".join(
-            f"<[{self._special[part]}]>" if part in self._special else json.dumps(part, ensure_ascii=False)
-            for part in self._parts(text)
-        )
-
-    def ids_of(self, text: str) -> list[int]:
-        return [self._special[part] for part in self._parts(text) if part in self._special]
-
-    def name_of(self, token_id: int) -> str:
-        return self._names[token_id]
-
-    def _parts(self, text: str) -> list[str]:
-        parts = self._find.split(text) if self._find else [text]
-        return [part for part in parts if part]
+    raise ValueError(f"the tag {tag.begin!r} begins with none of the triggers {tags.triggers!r}")
 
 
 def _spans(ids: list[int]) -> Iterator[str]:
@@ -110,8 +114,3 @@ def _spans(ids: list[int]) -> Iterator[str]:
     for _, run in groupby(enumerate(ids), key=lambda pair: pair[1] - pair[0]):
         span = [token_id for _, token_id in run]
         yield f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0])
-
-
-def _pattern(text: str) -> str:
-    """A regex that matches just the text, as Lark's slashes hold it."""
-    return "".join(f"\\x{{{ord(c):x}}}" if not c.isalnum() else c for c in text)

@@ -92,11 +92,18 @@ class ToolUse:
                 )
             return None
         tags = tuple(
-            Tag(forms.begin_of(tool.name), tool.parameters or NO_PARAMETERS, forms.end, tool.strict)
+            Tag(
+                forms.begin_of(tool.name),
+                tool.parameters or NO_PARAMETERS,
+                forms.end,
+                tool.strict,
+                forms.members,
+            )
             for tool in self.tools
             if tool.name in names
         )
-        return Asked("tools", Tags(tags, (forms.trigger,), must, self.parallel, forms.between))
+        row = (forms.between, forms.opening, forms.closing)
+        return Asked("tools", Tags(tags, (forms.trigger,), must, self.parallel, *row))
 
 
 NO_TOOLS = ToolUse()

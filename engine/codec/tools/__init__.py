@@ -3,7 +3,7 @@
 from . import dsml, hermes
 from .base import new_call_id
 from .dialect import ToolDialect
-from .forms import CallForms
+from .forms import CallForms, MemberForms
 
 TOOL_DIALECTS = (
     ToolDialect(
@@ -11,6 +11,7 @@ TOOL_DIALECTS = (
         signs=((dsml.V41.block,),),
         markers=dsml.MARKERS,
         parser=dsml.DsmlParser,
+        forms=dsml.V41_FORMS,
         reads_reasoning=True,
     ),
     ToolDialect(
@@ -18,6 +19,7 @@ TOOL_DIALECTS = (
         signs=((dsml.V4.block,),),
         markers=dsml.MARKERS,
         parser=dsml.DsmlParser,
+        forms=dsml.V4_FORMS,
         reads_reasoning=True,
     ),
     ToolDialect(
@@ -30,4 +32,4 @@ TOOL_DIALECTS = (
 )
 """The first row that fits counts; the last is for a model whose template shows none."""
 
-__all__ = ["TOOL_DIALECTS", "CallForms", "ToolDialect", "new_call_id"]
+__all__ = ["TOOL_DIALECTS", "CallForms", "MemberForms", "ToolDialect", "new_call_id"]

@@ -13,6 +13,7 @@ import msgspec
 
 from ..segments import Reasoning, Segment
 from .base import Machine, Markers, new_call_id
+from .forms import CallForms, MemberForms
 
 MARK = "｜DSML｜"
 THINK, THOUGHT = "<think>", "</think>"
@@ -31,21 +32,27 @@ class Tags(msgspec.Struct, frozen=True):
     invoke: str
     parameter: str
 
-    def open_block(self) -> str:
-        return f"<{self.block}>"
+    def members(self, none: str) -> MemberForms:
+        """How parameters are written; none of them as `none`."""
+        begin = f'<{self.parameter} name="{{name}}" string="{{is_string}}">'
+        return MemberForms(begin, f"</{self.parameter}>\n", none)
 
-    def open_call(self, name: str) -> str:
-        return f'<{self.invoke} name="{name}">'
-
-    def open_parameter(self, name: str, *, is_string: bool) -> str:
-        return f'<{self.parameter} name="{name}" string="{"true" if is_string else "false"}">'
-
-    def close(self, tag: str) -> str:
-        return f"</{tag}>"
+    def forms(self, members: MemberForms) -> CallForms:
+        """How calls are written."""
+        return CallForms(
+            trigger=f"<{self.block}>",
+            opening=f"\n\n<{self.block}>\n",
+            begin=f'<{self.invoke} name="{{name}}">\n',
+            members=members,
+            end=f"</{self.invoke}>\n",
+            closing=f"</{self.block}>",
+        )
 
 
 V4 = Tags(f"{MARK}tool_calls", f"{MARK}invoke", f"{MARK}parameter")
 V41 = Tags(f"{MARK} calls", f"{MARK} invoke", f"{MARK} parameter")
+V4_MEMBERS, V41_MEMBERS = V4.members(""), V41.members("\n")
+V4_FORMS, V41_FORMS = V4.forms(V4_MEMBERS), V41.forms(V41_MEMBERS)
 
 _BLOCKS = tuple(f"<{tags.block}>" for tags in (V4, V41))
 _BLOCK_ENDS = tuple(f"</{tags.block}>" for tags in (V4, V41))

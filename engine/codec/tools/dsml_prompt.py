@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import InvalidRequest
 from ..conversation import Tool, ToolCall
 from . import dsml
+from .forms import CallForms, MemberForms
 
 MAX_DEPTH = 127
 """Levels of JSON in a call's arguments, which are else shown as they are, and in a tool's schema."""
@@ -53,10 +54,10 @@ class Writer:
     """Writes in one model's tags."""
 
     tags: dsml.Tags
+    forms: CallForms
+    members: MemberForms
     float_text: Callable[[float], str]
     """How the model's JSON spells a float."""
-    no_parameters: str
-    """What a call without parameters has in their place."""
 
     def tools(self, tools: Sequence[Tool]) -> str:
         """The section of the system text about tools.
@@ -78,8 +79,7 @@ class Writer:
         """The calls at a turn's end."""
         if not calls:
             return ""
-        block = self.tags.block
-        return f"\n\n<{block}>\n{''.join(self._call(call) for call in calls)}</{block}>"
+        return self.forms.opening + "".join(self._call(call) for call in calls) + self.forms.closing
 
     def _call(self, call: ToolCall) -> str:
         try:
@@ -88,13 +88,12 @@ class Writer:
             parameters.encode()
         except (ValueError, RecursionError):  # what a model wrote is shown as it is
             parameters = self._parameter("arguments", call.arguments)
-        invoke = self.tags.invoke
-        return f'<{invoke} name="{call.name}">\n{parameters or self.no_parameters}</{invoke}>\n'
+        return self.forms.begin_of(call.name) + (parameters or self.members.none) + self.forms.end
 
     def _parameter(self, name: str, value: Any) -> str:
-        kind, text = ("true", value) if isinstance(value, str) else ("false", self._json(value, 1))
-        tag = self.tags.parameter
-        return f'<{tag} name="{name}" string="{kind}">{text}</{tag}>\n'
+        is_string = isinstance(value, str)
+        text = value if is_string else self._json(value, 1)
+        return self.members.begin_of(name, is_string=is_string) + text + self.members.end
 
     def _json(self, value: Any, depth: int = 0) -> str:
         if depth == MAX_DEPTH and isinstance(value, dict | list):
@@ -143,5 +142,5 @@ def _short_float(value: float) -> str:
     return f"{digits}e-{power}" if exponent else digits
 
 
-V4 = Writer(dsml.V4, _short_float, no_parameters="")
-V41 = Writer(dsml.V41, repr, no_parameters="\n")
+V4 = Writer(dsml.V4, dsml.V4_FORMS, dsml.V4_MEMBERS, _short_float)
+V41 = Writer(dsml.V41, dsml.V41_FORMS, dsml.V41_MEMBERS, repr)
