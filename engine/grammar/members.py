@@ -119,8 +119,8 @@ def _resolved(schema: Schema, root: dict[str, Any]) -> Schema:
 
 
 def member_rules(number: int, members: Members, forms: MemberForms, terms: Terms) -> Iterator[str]:
-    """The rule `members_{number}`. It needs the JSON of member j as `@json_{number}_{j}`, and `any_text` up to
-    the forms' end."""
+    """The rule `members_{number}`. It needs `@json_{number}_{j}` for the JSON of member j, and `any_text` up
+    to the forms' end."""
     rule = f"members_{number}"
     if members.may_have_any:
         yield f"{rule}: {rule}_0* | {terms.of(forms.none)}"
