@@ -23,7 +23,7 @@ from .closing import LONGEST_WAY, Closings
 from .mask import Matcher
 from .members import Members, read_members
 from .schema import Examined, Finding, SchemaReport, children, examine
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tag, Tags
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags
 from .tags import tags_to_lark
 from .vocabulary import Vocabulary, read_vocabulary
 
@@ -41,8 +41,6 @@ MAX_WHITESPACE = 16
 """Whitespace in a row, between the tokens of JSON: a line's end and what indents seven levels by two."""
 LOCATE_LIMIT_S = 0.5
 MAX_ERROR_CHARS = 300
-SHARED = ("$schema", "$id", "$defs", "definitions")
-"""What a part of a schema needs of the whole."""
 
 JSON_OPTIONS = {
     "item_separator": ",",
@@ -206,7 +204,9 @@ class GrammarCompiler:
         """The deepest subschema that fails by itself, and why."""
         if isinstance(root, bool):
             return "", error
-        shared: dict[str, Any] = {name: root[name] for name in SHARED if name in root}
+        shared: dict[str, Any] = {
+            name: root[name] for name in ("$schema", "$id", "$defs", "definitions") if name in root
+        }
         deadline = time.monotonic() + LOCATE_LIMIT_S
         pointer, node, seen = "", root, {""}
         while True:
@@ -234,13 +234,14 @@ class GrammarCompiler:
         members: dict[int, Members] = {}
         for number, tag in enumerate(tags.tags):
             try:
-                if tag.members is not None:
-                    members[number] = read_members(tag.schema)
-                    told = self._members(f"json_{number}", tag, members[number], sources)
-                else:
-                    checked = self.check(tag.schema, tag.strict)
+                checked = self.check(tag.schema, tag.strict)
+                told = _warnings(checked.examined)
+                if tag.members is None:
                     sources[f"json_{number}"] = checked.source
-                    told = _warnings(checked.examined)
+                else:
+                    members[number] = read_members(tag.schema)
+                    told += _loose(members[number], tag.strict)
+                    sources |= self._member_sources(f"json_{number}", members[number])
             except GrammarRefused as err:
                 err.tag = number
                 raise
@@ -249,36 +250,20 @@ class GrammarCompiler:
         state = self._state(_grammars(lark, **sources))
         return self._finish(state, tuple(warnings), repeats=tags.required and tags.parallel)
 
-    def _members(
-        self, name: str, tag: Tag, members: Members, sources: dict[str, dict[str, Any]]
-    ) -> Sequence[str]:
-        """Add the grammars of the members' JSON; returns what is not enforced."""
-        warnings: list[str] = []
-        for pointer, keyword in members.loose:
-            detail = f"`{keyword}` cannot be enforced in this model's calls"
-            if tag.strict:
-                raise GrammarRefused(detail, pointer=f"{pointer}/{keyword}")
-            warnings.append(f"{pointer}/{keyword}: {detail}")
+    def _member_sources(self, name: str, members: Members) -> dict[str, dict[str, Any]]:
+        """The grammars of the members' JSON."""
         if members.may_have_any:
-            sources[f"{name}_0"] = self.check(True, tag.strict).source
-        shared = (
-            {key: tag.schema[key] for key in SHARED if key in tag.schema}
-            if isinstance(tag.schema, dict)
-            else {}
-        )
+            return {f"{name}_0": self.check(True, False).source}
+        sources: dict[str, dict[str, Any]] = {}
         for j, member in enumerate(members.named):
             if member.schema is None:
                 continue
-            schema = {**shared, **member.schema} if isinstance(member.schema, dict) else member.schema
-            pointer = f"/properties/{member.name}"
             try:
-                checked = self.check(schema, tag.strict)
+                sources[f"{name}_{j}"] = self.check(member.schema, False).source
             except GrammarRefused as err:
-                err.pointer = f"{pointer}{err.pointer or ''}"
+                err.pointer = f"/properties/{member.name}{err.pointer or ''}"
                 raise
-            sources[f"{name}_{j}"] = checked.source
-            warnings += [f"{pointer}{text}" for text in _warnings(checked.examined)]
-        return warnings
+        return sources
 
     def _whole(self, source: str, form: Callable[[str], str], what: str) -> CompiledGrammar:
         _check_length(source, what)
@@ -380,6 +365,21 @@ def _coerced(examined: Examined) -> Examined:
 def _warnings(examined: Examined) -> tuple[str, ...]:
     loose = [f for f in examined.findings if f.status in ("refused", "approximated")]
     return tuple(f"{f.pointer}: {f.detail}" for f in loose + examined.unknown())
+
+
+def _loose(members: Members, strict: bool) -> tuple[str, ...]:
+    """What only the members' forms make unenforceable.
+
+    Raises:
+        GrammarRefused: there is something, and it is strict.
+    """
+    told: list[str] = []
+    for pointer in members.loose:
+        detail = "cannot be enforced in this model's calls"
+        if strict:
+            raise GrammarRefused(detail, pointer=pointer)
+        told.append(f"{pointer}: {detail}")
+    return tuple(told)
 
 
 def _choice_lark(texts: Sequence[str]) -> str:

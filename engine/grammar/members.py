@@ -15,6 +15,7 @@ from .terms import Terms
 
 MAX_REFERENCES = 8
 """One behind another."""
+_WHOLE = "_whole"
 _ON_STRINGS = frozenset({"pattern", "format", "minLength", "maxLength"})
 _ON_THE_WHOLE = frozenset(
     "anyOf oneOf allOf not if patternProperties propertyNames minProperties maxProperties dependentRequired "
@@ -30,7 +31,7 @@ class Member(NamedTuple):
     texts: tuple[str, ...] | None
     """The strings it may be; empty: any, None: none."""
     schema: Schema | None
-    """What it may be else; None: nothing."""
+    """What it may be else, by itself; None: nothing."""
 
 
 class Members(NamedTuple):
@@ -39,12 +40,12 @@ class Members(NamedTuple):
     named: tuple[Member, ...]
     """None at all: whatever the model writes, unless there may be none."""
     may_have_any: bool
-    loose: tuple[tuple[str, str], ...]
-    """Pointers and keywords of what is not enforced."""
+    loose: tuple[str, ...]
+    """Pointers to what is not enforced."""
 
 
 def read_members(schema: Schema) -> Members:
-    """What an object's schema says of its members."""
+    """What an object's schema says of its members; the schema must be one that the library takes."""
     root: dict[str, Any] = schema if isinstance(schema, dict) else {}
     whole = _resolved(root, root)
     whole = whole if isinstance(whole, dict) else {}
@@ -52,21 +53,26 @@ def read_members(schema: Schema) -> Members:
         **{name: True for name in whole.get("required", ())},
         **whole.get("properties", {}),
     }
-    order = [*whole.get("properties", {}), *properties]
+    order = dict.fromkeys([*whole.get("properties", {}), *properties])
     required = set(whole.get("required", ()))
+    split = [Member(name, name in required, *_split(properties[name], root)) for name in order]
     named = tuple(
-        Member(name, name in required, *_split(properties[name], root)) for name in dict.fromkeys(order)
+        one._replace(schema=_by_itself(one.schema, root))
+        for one in split
+        if one.is_required or one.schema is not False or one.texts is not None
     )
-    loose = [("", keyword) for keyword in whole if keyword in _ON_THE_WHOLE]
+    loose = [f"/{keyword}" for keyword in whole if keyword in _ON_THE_WHOLE]
     for name, given in properties.items():
         inner = _resolved(given, root)
         if isinstance(inner, dict) and "enum" not in inner and "const" not in inner:
-            loose += [(f"/properties/{name}", keyword) for keyword in inner if keyword in _ON_STRINGS]
-    may_have_any = not named and whole.get("additionalProperties") is not False
+            loose += [f"/properties/{name}/{keyword}" for keyword in inner if keyword in _ON_STRINGS]
+    may_have_any = not split and whole.get("additionalProperties") is not False
     return Members(named, may_have_any, tuple(loose))
 
 
-def _split(given: Schema, root: dict[str, Any]) -> tuple[tuple[str, ...] | None, Schema | None]:
+def _split(
+    given: Schema, root: dict[str, Any], depth: int = 0
+) -> tuple[tuple[str, ...] | None, Schema | None]:
     """The strings a schema allows, and a schema of what else it does."""
     schema = _resolved(given, root)
     if schema is False:
@@ -88,8 +94,8 @@ def _split(given: Schema, root: dict[str, Any]) -> tuple[tuple[str, ...] | None,
     if kinds is not None:
         return None, schema
     for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            return _of_either([_split(one, root) for one in schema[keyword]])
+        if isinstance(schema.get(keyword), list) and depth < MAX_REFERENCES:
+            return _of_either([_split(one, root, depth + 1) for one in schema[keyword]])
     return (), schema
 
 
@@ -99,7 +105,30 @@ def _of_either(
     texts = [texts for texts, _ in parts if texts is not None]
     rest = [schema for _, schema in parts if schema is not None]
     joined = tuple(dict.fromkeys(text for one in texts for text in one)) if all(texts) else ()
+    if not texts and not rest:
+        return None, False
     return joined if texts else None, {"anyOf": rest} if rest else None
+
+
+def _by_itself(schema: Schema | None, root: dict[str, Any]) -> Schema | None:
+    """A part of a document with the whole in its definitions, where its references lead."""
+    if not isinstance(schema, dict) or "$ref" not in str(schema):
+        return schema
+    whole = {key: value for key, value in root.items() if key != "$id"}
+    named = {"$schema": root["$schema"]} if "$schema" in root else {}
+    return {**named, **_moved(schema), "$defs": {_WHOLE: _moved(whole)}}
+
+
+def _moved(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_moved(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    moved = {key: _moved(value) for key, value in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = f"#/$defs/{_WHOLE}{reference[1:]}"
+    return moved
 
 
 def _resolved(schema: Schema, root: dict[str, Any]) -> Schema:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -205,6 +206,46 @@ def test_whatever_is_written_parses_and_validates(model: Model, forms: CallForms
         jsonschema.validate(json.loads(arguments), SCHEMAS[begun[0].name])
         whole += 1
     assert whole > 10
+
+
+def test_references_lead_where_they_led_in_the_whole_schema(model: Model) -> None:
+    tree = {
+        "type": "object",
+        "properties": {"leaf": {"type": "boolean"}, "below": {"type": "array", "items": {"$ref": "#"}}},
+        "additionalProperties": False,
+    }
+    held = tags(V4, "any")
+    held = msgspec.structs.replace(held, tags=(msgspec.structs.replace(held.tags[0], schema=tree),))
+    for value, is_good in (
+        ('[{"leaf": true, "below": []}]', True),
+        ("[[]]", False),
+        ('[{"below": [1]}]', False),
+    ):
+        assert model.accepts(held, row(V4, call(V4, "any", ("below", False, value)))) is is_good
+
+
+def test_a_reference_to_itself_comes_to_an_end(model: Model) -> None:
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}},
+    }
+    held = Tags(
+        (Tag(V4.begin_of("f"), schema, V4.end, False, V4.members),),
+        (V4.trigger,),
+        opening=V4.opening,
+        closing=V4.closing,
+    )
+    assert model.accepts(held, row(V4, call(V4, "f", ("a", False, "null"))))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"required": True}, {"properties": []}, {"properties": {"a": {"anyOf": [1]}}}, {"enum": []}, False],
+)
+def test_a_schema_that_is_wrong_is_refused(model: Model, schema: Any) -> None:
+    tag = Tag(V4.begin_of("f"), schema, V4.end, False, V4.members)
+    with pytest.raises(GrammarRefused):
+        model.compiler.get(Tags((tag,), (V4.trigger,), opening=V4.opening, closing=V4.closing))
 
 
 @pytest.mark.parametrize(
