@@ -42,14 +42,17 @@ SPECIALS = ("<s>", "<|im_start|>", "<|im_end|>")
 
 
 @functools.cache
-def toy_codec(*, add_bos: bool = False, chat_template: str | None = None) -> Codec:
-    """A byte-level codec: one token a byte, three special tokens, ChatML."""
+def toy_codec(
+    *, add_bos: bool = False, chat_template: str | None = None, added: tuple[str, ...] = ()
+) -> Codec:
+    """A byte-level codec: one token a byte, three special tokens, ChatML; `added` are more, not special."""
     alphabet = _byte_alphabet()
     vocab = {alphabet[byte]: byte for byte in range(256)}
     hf = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     hf.decoder = decoders.ByteLevel()
     hf.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in SPECIALS])
+    hf.add_tokens([*added])
     return Codec.build(
         hf,
         bos_token_id=BOS,
