@@ -21,8 +21,6 @@ NEWLINE = "\n"
 """What belongs to the markers it stands next to; other white space is the text's."""
 MAX_HEAD_CHARS = 1024
 """A tag's name and attributes; what goes on longer is no tag."""
-MAX_DEPTH = 127
-"""Levels of JSON in a call's arguments that are written out as parameters."""
 
 
 class Tags(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class DsmlParser(Machine):
         self._is_first = True
         self._is_string = False
         self._space = ""
-        self._is_fresh = prompt_end.endswith((THINK, THOUGHT)) or not prompt_end
+        self._is_fresh = prompt_end.rstrip(NEWLINE).endswith((THINK, THOUGHT)) or not prompt_end
         """Nothing has been given out: newlines go."""
         if self._is_fresh:
             self.calls.marker()
