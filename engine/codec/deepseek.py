@@ -98,10 +98,7 @@ class DeepSeekTemplate:
         effort = self._asked_effort(kwargs or {})
         thinks = effort is not None
         tools = conversation.tools if conversation.tool_choice != "none" else ()
-        messages = [
-            replace(message, role="system") if message.role == "developer" else message
-            for message in conversation.messages
-        ]
+        messages = [_plain(message) for message in conversation.messages]
         last = messages.pop() if continue_final_message else None
         parts = [BOS, *self._written(messages, effort, tools)]
         if last is not None:
@@ -239,6 +236,13 @@ def template_of(tokenizer: Tokenizer) -> DeepSeekTemplate | None:
     if not has(MARK, REMINDER, USER, ASSISTANT):
         return None
     return DeepSeekV41() if has(SYSTEM) else DeepSeekV4()
+
+
+def _plain(message: Message) -> Message:
+    """With one text, parts parted by an empty line, and without a developer."""
+    if isinstance(message.content, tuple):
+        message = replace(message, content="\n\n".join(part.text for part in message.content))
+    return replace(message, role="system") if message.role == "developer" else message
 
 
 def _result(message: Message) -> str:

@@ -55,7 +55,7 @@ class Case:
             Message(choose.choice(("system", "developer")), self._text()) for _ in range(choose.randrange(3))
         ]
         for _ in range(choose.randint(1, 4)):
-            messages += [Message("user", self._text()) for _ in range(choose.choice((1, 1, 2)))]
+            messages += [Message("user", self._content()) for _ in range(choose.choice((1, 1, 2)))]
             if choose.random() < 0.2:
                 messages.append(Message("system", self._text()))
             for _ in range(choose.randrange(3)):
@@ -75,21 +75,26 @@ class Case:
     def _text(self) -> str:
         return self._random.choice(TEXTS)
 
+    def _content(self) -> str | tuple[TextPart, ...]:
+        if self._random.random() < 0.8:
+            return self._text()
+        return tuple(TextPart(self._text()) for _ in range(self._random.randrange(3)))
+
     def _turn(self) -> list[Message]:
         choose = self._random
         ids = choose.sample(
             [f"{form}{n}" for form in ("call_0", "", "id") for n in range(12)], choose.choice((0, 1, 3))
         )
         calls = tuple(ToolCall(one, choose.choice("fgh"), choose.choice(ARGUMENTS)) for one in ids)
-        content = choose.choice((None, self._text(), (TextPart(self._text()), TextPart("+"))))
         reasoning = choose.choice((None, "", self._text()))
-        results = [Message("tool", self._text(), tool_call_id=one) for one in choose.sample(ids, len(ids))]
+        results = [Message("tool", self._content(), tool_call_id=one) for one in choose.sample(ids, len(ids))]
         if not self._is_orderly:
             results = results[choose.randrange(2) :]
             for stray in (Message("tool", "?", tool_call_id="unknown"), Message("user", "?")):
                 if choose.random() < 0.3:
                     results.insert(choose.randint(0, len(results)), stray)
-        return [Message("assistant", content, tool_calls=calls, reasoning=reasoning), *results]
+        said = choose.choice((None, self._content()))
+        return [Message("assistant", said, tool_calls=calls, reasoning=reasoning), *results]
 
     def rendered(self, template: DeepSeekTemplate) -> str:
         return template.render(
@@ -115,18 +120,21 @@ class Case:
         return str(encoding.render_conversation(conversation).prompt)
 
     def _recipe_message(self, message: Message, continues: bool = False) -> Any:
+        # The library's conversations have neither parts nor, in thinking mode, turns without a thought: what
+        # it makes of requests that have is tested below.
+        content = message.content
+        text = "\n\n".join(part.text for part in content) if isinstance(content, tuple) else content or ""
         match message.role:
             case "user":
-                return recipe.UserMessage(message.text)
+                return recipe.UserMessage(text)
             case "tool":
-                return recipe.ToolMessage(message.text, message.tool_call_id)
+                return recipe.ToolMessage(text, message.tool_call_id)
             case "assistant":
                 calls = [recipe.ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls]
-                # As the library's own requests do, what is missing is filled when the model thinks.
                 reasoning = message.reasoning if message.reasoning is not None or not self.thinks else ""
-                return recipe.AssistantMessage(message.text, reasoning, calls or None, continues)
+                return recipe.AssistantMessage(text, reasoning, calls or None, continues)
             case _:
-                return recipe.SystemMessage(message.text)
+                return recipe.SystemMessage(text)
 
 
 @pytest.mark.parametrize("orderly", [True, False])
@@ -137,6 +145,47 @@ def test_a_thousand_prompts_are_those_of_the_library(
     for seed in range(CONVERSATIONS):
         case = Case(seed, orderly=orderly)
         assert case.rendered(ours) == case.rendered_by_recipe(theirs), f"seed {seed}"
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), MODELS)
+def test_parts_and_missing_thoughts_are_what_they_are_in_the_librarys_requests(
+    ours: DeepSeekTemplate, theirs: Any
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    function = {"name": "f", "description": "F", "parameters": {"type": "object"}}
+    body = {
+        "model": "DeepSeek-V4-Pro",
+        "messages": [
+            {"role": "system", "content": parts("a", "b")},
+            {"role": "user", "content": parts("a", "", "b\n")},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": parts("c", "d")},
+            {"role": "assistant", "content": parts("e", "f")},
+            {"role": "user", "content": "g"},
+        ],
+        "tools": [{"type": "function", "function": function}],
+    }
+    converted = recipe.ChatCompletionRequest(body).convert(recipe.ConversionOptions())
+
+    def texts(*of: str) -> tuple[TextPart, ...]:
+        return tuple(TextPart(text) for text in of)
+
+    conversation = Conversation(
+        (
+            Message("system", texts("a", "b")),
+            Message("user", texts("a", "", "b\n")),
+            Message("assistant", None, tool_calls=(ToolCall("1", "f", "{}"),)),
+            Message("tool", texts("c", "d"), tool_call_id="1"),
+            Message("assistant", texts("e", "f")),
+            Message("user", "g"),
+        ),
+        (Tool("f", "F", {"type": "object"}),),
+    )
+    assert ours.render(conversation) == theirs.render_conversation(converted.conversation).prompt
 
 
 @pytest.mark.parametrize("effort", ["none", *EFFORTS])
