@@ -12,6 +12,8 @@ from tokenizers import decoders, models
 from artesian.engine.codec import Codec, Conversation, Message, TextPart, Tool, ToolCall
 from artesian.engine.codec.deepseek import EFFORTS, DeepSeekTemplate, DeepSeekV4, DeepSeekV41
 from artesian.engine.codec.dialects import find_dialect
+from artesian.engine.codec.segments import CallArguments, CallBegin, Reasoning, Segment, Text
+from artesian.engine.codec.tools.dsml import DsmlParser
 from artesian.engine.errors import InvalidRequest
 
 recipe = pytest.importorskip("deepseek_recipe", reason="its wheels are for Linux on x86-64")
@@ -214,6 +216,35 @@ def test_a_required_call_begins_in_the_answer_and_not_in_the_prompt(
     conversation = Conversation((USER,), (Tool("f", None, {"type": "object"}),), "required")
     prompt = ours.render(conversation, kwargs={"thinking": False})
     assert theirs.render_conversation(asked).prompt == f"{prompt}\n\n<{ours.dsml.tags.block}>\n"
+
+
+@both
+def test_a_turn_that_was_read_is_written_as_it_was(ours: DeepSeekTemplate) -> None:
+    written = [
+        ToolCall("", "g", '{"text": "\\"a\\"\\n<b>", "n": [1, {"é": null}], "x": 0.5}'),
+        ToolCall("", "f", "{}"),
+        ToolCall("", "f", '{"n": 3}'),
+    ]
+    answer = f"Well\n\nthen.</think>Look: {ours.dsml.calls(written)}"
+    conversation = Conversation((USER,), (Tool("f"), Tool("g")))
+    prompt = ours.render(conversation)
+    parser = DsmlParser(("f", "g"), prompt[-50:])
+    segments = parser.feed(answer) + parser.finish()
+    begun = [one for one in segments if isinstance(one, CallBegin)]
+    turn = Message(
+        "assistant",
+        "".join(one.text for one in segments if isinstance(one, Text)),
+        reasoning="".join(one.text for one in segments if isinstance(one, Reasoning)),
+        tool_calls=tuple(ToolCall(call.id, call.name, _arguments(segments, call.index)) for call in begun),
+    )
+    results = [Message("tool", f"r{call.index}", tool_call_id=call.id) for call in reversed(begun)]
+    again = ours.render(Conversation((USER, turn, *results), conversation.tools))
+    shown = "\n\n".join(f"<tool_result>r{i}</tool_result>" for i in range(3))
+    assert again == f"{prompt}{answer}<｜end▁of▁sentence｜><｜User｜>{shown}<｜Assistant｜><think>"
+
+
+def _arguments(segments: list[Segment], index: int) -> str:
+    return "".join(one.text for one in segments if isinstance(one, CallArguments) and one.index == index)
 
 
 @both
