@@ -161,8 +161,8 @@ async def read_call(
         if not heeds_thinking(service.codec):
             given = ("reasoning_effort", "thinking")
             ignored = [*ignored, *(name for name in given if getattr(fields, name) is not None)]
-    use = tool_use(fields)
     loose: list[str] = []
+    use = tool_use(fields, loose)
     shape = one_shape(use.grammar(service.dialect), asked_grammar(fields), loose)
     loose += await prepare(service, shape)
 

@@ -44,13 +44,14 @@ class ToolFields(Protocol):
     parallel_tool_calls: bool | None
 
 
-def tool_use(fields: ToolFields) -> ToolUse:
-    """Return the tools on offer.
+def tool_use(fields: ToolFields, warnings: list[str] | None = None) -> ToolUse:
+    """Return the tools on offer; `warnings` get what of them is not enforced.
 
     Raises:
         BadRequest: a tool that is none of the caller's own, or a choice that cannot be made.
     """
-    tools = tuple(_tool(form, f"tools[{i}]") for i, form in enumerate(fields.tools or ()))
+    said = [] if warnings is None else warnings
+    tools = tuple(_tool(form, f"tools[{i}]", said) for i, form in enumerate(fields.tools or ()))
     choice, allowed = _choice(fields.tool_choice)
     return ToolUse(tools, choice, fields.parallel_tool_calls is not False, allowed)
 
@@ -60,12 +61,13 @@ def custom_names(fields: ToolFields) -> frozenset[str]:
     return frozenset(form.custom.name for form in fields.tools or () if form.custom and form.type == "custom")
 
 
-def _tool(form: ToolForm, path: str) -> Tool:
+def _tool(form: ToolForm, path: str, warnings: list[str]) -> Tool:
     if form.type == "function" and form.function is not None:
-        given = form.function
-        return tool_named(given.name, given.description, given.parameters, bool(given.strict))
+        function = form.function
+        return tool_named(function.name, function.description, function.parameters, bool(function.strict))
     if form.type == "custom" and form.custom is not None:
-        return custom_tool(form.custom.name, form.custom.description, form.custom.format, f"{path}.custom")
+        given = form.custom
+        return custom_tool(given.name, given.description, given.format, f"{path}.custom", warnings)
     if form.type in ("function", "custom"):
         raise _invalid(f"{path}.{form.type}", f"{path}.{form.type} is missing")
     raise BadRequest(

@@ -19,8 +19,8 @@ from ..stream.sse import SseResponse
 from .body import ignored_header
 from .openai_responses_body import InputTokens, ItemPage, ResponseBody, ResponseDeleted
 from .openai_responses_events import ResponseEvents
-from .openai_responses_input import ResponseRequest, input_items, invalid, tool_use
-from .openai_responses_make import Running, read_prompt, start_response
+from .openai_responses_input import ResponseRequest, input_items, invalid
+from .openai_responses_make import Running, read_prompt, start_response, tools_of
 from .openai_responses_store import ResponseStore, not_found
 from .respond import isolation_salt, note_generation, whole_response
 from .resume import starting_after, taken_up
@@ -177,7 +177,8 @@ class ResponsesApi:
         service.model_name(fields.model)
         salt = isolation_salt(request_info(request.scope).key_id, fields.cache_salt)
         own = input_items(fields.input)
-        prompt, _ = await read_prompt(service, self._store, fields, own, salt, size_bytes, tool_use(fields))
+        use = tools_of(fields).use
+        prompt, _ = await read_prompt(service, self._store, fields, own, salt, size_bytes, use)
         body = InputTokens(input_tokens=len(prompt.tokens))
         return Response(encode(body), media_type="application/json", headers=ignored_header(ignored))
 

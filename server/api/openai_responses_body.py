@@ -51,6 +51,7 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
     status: ItemStatus = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 
@@ -61,6 +62,7 @@ class CustomCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
     status: ItemStatus = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     input: str = ""
 
 
@@ -204,6 +206,8 @@ def _text(fields: ResponseRequest) -> dict[str, Any]:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in tool.items() if value is not None}
+    if "tools" in shown:
+        shown["tools"] = [_tool(inner) for inner in shown["tools"]]
     if shown["type"] == "function":
         shown.setdefault("parameters", None)
         shown.setdefault("strict", False)

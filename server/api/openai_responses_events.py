@@ -7,11 +7,12 @@ event says is the object that the final output holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ...engine import Delta
 from ...engine.codec import Codec
@@ -35,6 +36,7 @@ from .openai_responses_body import (
     Status,
     response_usage,
 )
+from .openai_responses_tools import Offered
 from .tool_use import custom_input
 from .types import ContentLogprob, chat_logprobs, encode
 
@@ -69,7 +71,7 @@ class ResponseEvents:
         codec: Codec,
         *,
         answers: Answers | None = None,
-        custom_tools: frozenset[str] = frozenset(),
+        offered: Mapping[str, Offered] | None = None,
         with_logprobs: bool = False,
         is_prewarm: bool = False,
         keep: Callable[[ResponseBody], Awaitable[None]],
@@ -80,7 +82,7 @@ class ResponseEvents:
         """Set by whoever ends the response early: the reason that `incomplete_details` gives."""
         self._steps, self._diagnosis, self._codec, self._keep = steps, diagnosis, codec, keep
         self._is_prewarm = is_prewarm
-        self._answers, self._custom_tools, self._with_logprobs = answers, custom_tools, with_logprobs
+        self._answers, self._offered, self._with_logprobs = answers, offered or {}, with_logprobs
         self._number = -1
         self._open: OutputItem | None = None
         self._pieces: list[str] = []
@@ -174,12 +176,7 @@ class ResponseEvents:
                 self._delta("response.reasoning_text.delta", text, events)
             case CallBegin(_, call_id, name):
                 self._close(events)
-                if name in self._custom_tools:
-                    self._add(CustomCallOutput(id=f"ctc_{token_hex(16)}", call_id=call_id, name=name), events)
-                else:
-                    self._add(
-                        FunctionCallOutput(id=f"fc_{token_hex(16)}", call_id=call_id, name=name), events
-                    )
+                self._add(self._called(call_id, name), events)
             case CallArguments(_, text):
                 self._pieces.append(text)
                 if isinstance(self._open, FunctionCallOutput):
@@ -187,6 +184,13 @@ class ResponseEvents:
                     events.append(self._event("response.function_call_arguments.delta", **fields))
             case CallEnd():
                 self._close(events, is_whole=self._end is None or _is_json("".join(self._pieces)))
+
+    def _called(self, call_id: str, name: str) -> FunctionCallOutput | CustomCallOutput:
+        tool = self._offered.get(name, Offered(None, name, False))
+        form, prefix = (CustomCallOutput, "ctc") if tool.is_custom else (FunctionCallOutput, "fc")
+        return form(
+            id=f"{prefix}_{token_hex(16)}", call_id=call_id, name=tool.name, namespace=tool.namespace or UNSET
+        )
 
     @property
     def _index(self) -> int:

@@ -9,14 +9,15 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ...engine.codec import Conversation, ForcedTool, Message, TextPart, Tool, ToolCall
+from ...engine.codec import Conversation, Message, TextPart, ToolCall
 from ..errors import BadRequest
 from .body import typed
 from .chat_messages import TEXT_PARTS
+from .openai_responses_tools import ToolFields, seen_name
 from .prompt_cache import PromptCacheBreakpoint
 from .sampling import MAX_LOGPROBS, SamplingFields
 from .thinking import Effort
-from .tool_use import ToolChoice, ToolUse, allowed_names, custom_arguments, custom_tool, tool_named
+from .tool_use import ToolUse, custom_arguments
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -46,18 +47,6 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
-
-
-class ToolFields(msgspec.Struct, kw_only=True):
-    """A tool on offer."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    format: dict[str, Any] | None = None
-    """Of a custom tool: `{"type": "text"}` or a grammar."""
 
 
 class ResponseRequest(SamplingFields, kw_only=True):
@@ -107,12 +96,14 @@ class FunctionCallItem(msgspec.Struct):
     call_id: Annotated[str, Meta(min_length=1)]
     name: str
     arguments: str = ""
+    namespace: str | None = None
 
 
 class CustomCallItem(msgspec.Struct):
     call_id: Annotated[str, Meta(min_length=1)]
     name: str
     input: str = ""
+    namespace: str | None = None
 
 
 class CallOutputItem(msgspec.Struct):
@@ -199,10 +190,11 @@ class Turns:
             self._message(_read(item, MessageItem, path), path)
         elif kind == "function_call":
             call = _read(item, FunctionCallItem, path)
-            self._call(ToolCall(call.call_id, call.name, call.arguments))
+            self._call(ToolCall(call.call_id, seen_name(call.namespace, call.name), call.arguments))
         elif kind == "custom_tool_call":
             custom = _read(item, CustomCallItem, path)
-            self._call(ToolCall(custom.call_id, custom.name, custom_arguments(custom.input)))
+            name = seen_name(custom.namespace, custom.name)
+            self._call(ToolCall(custom.call_id, name, custom_arguments(custom.input)))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = _read(item, CallOutputItem, path)
             if output.call_id not in self._called:
@@ -276,49 +268,6 @@ def to_turns(instructions: str | None, earlier: Sequence[Item], own: Sequence[It
     if not turns.finish():
         raise invalid("input", "input is missing: there is nothing to answer")
     return turns
-
-
-def tool_use(fields: ResponseRequest) -> ToolUse:
-    """Return the tools on offer.
-
-    Raises:
-        BadRequest: a tool that is none of the caller's own, or a choice that cannot be made.
-    """
-    tools: list[Tool] = []
-    for i, tool in enumerate(fields.tools or ()):
-        path = f"tools[{i}]"
-        if tool.type not in ("function", "custom"):
-            raise BadRequest(
-                f"{path} has type {tool.type[:40]!r}; this server offers functions and custom tools only",
-                code="unsupported_parameter",
-                param=f"{path}.type",
-            )
-        if tool.name is None:
-            raise invalid(f"{path}.name", f"{path}.name is missing")
-        if tool.type == "function":
-            tools.append(tool_named(tool.name, tool.description, tool.parameters, bool(tool.strict)))
-        else:
-            tools.append(custom_tool(tool.name, tool.description, tool.format, path))
-    choice, allowed = _choice(fields.tool_choice)
-    return ToolUse(tuple(tools), choice, fields.parallel_tool_calls is not False, allowed)
-
-
-def _choice(given: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
-    if given is None or given == "auto":
-        return "auto", None
-    if given == "none":
-        return "none", None
-    if given == "required":
-        return "required", None
-    if isinstance(given, dict):
-        kind, name = given.get("type"), given.get("name")
-        if kind in ("function", "custom") and isinstance(name, str):
-            return ForcedTool(name), None
-        entries = given.get("tools")
-        if kind == "allowed_tools" and isinstance(entries, list):
-            allowed = allowed_names(entries, "tool_choice.tools")
-            return ("required" if given.get("mode") == "required" else "auto"), allowed
-    raise invalid("tool_choice", "tool_choice must be auto, none, required, or an object that names tools")
 
 
 def conversation_of(turns: Turns, use: ToolUse) -> Conversation:

@@ -26,9 +26,9 @@ from .openai_responses_input import (
     input_items,
     invalid,
     to_turns,
-    tool_use,
 )
 from .openai_responses_store import ResponseStore, StoredResponse
+from .openai_responses_tools import ResponseTools, response_tools
 from .prompt_cache import cache_policy
 from .respond import isolation_salt, off_loop, read_answers
 from .sampling import to_params
@@ -79,11 +79,12 @@ async def start_response(
         prompt_logprobs=None,
     )
     own = input_items(fields.input)
-    use = tool_use(fields)
+    tools = tools_of(fields)
+    use = tools.use
     prompt, policy = await read_prompt(service, store, fields, own, salt, size_bytes, use)
     if fields.reasoning and fields.reasoning.effort and not heeds_thinking(service.codec):
         ignored = [*ignored, "reasoning.effort"]
-    warnings = [f"`{name}` has no effect here" for name in ignored]
+    warnings = [*(f"`{name}` has no effect here" for name in ignored), *tools.warnings]
     asked = one_shape(use.grammar(service.dialect), answer_grammar(fields), warnings)
     warnings += await prepare(service, asked)
     answers = read_answers(service, prompt.tokens, use.names, 1)
@@ -113,12 +114,21 @@ async def start_response(
         diagnosis,
         service.codec,
         answers=answers,
-        custom_tools=frozenset(tool.name or "" for tool in fields.tools or () if tool.type == "custom"),
+        offered=tools.offered,
         with_logprobs=with_logprobs,
         is_prewarm=prewarms,
         keep=keep,
     )
     return Running(generation.id, salt, steps, events)
+
+
+def tools_of(fields: ResponseRequest) -> ResponseTools:
+    """Return a request's tools.
+
+    Raises:
+        BadRequest: see `response_tools`.
+    """
+    return response_tools(fields.tools or (), fields.tool_choice, fields.parallel_tool_calls)
 
 
 async def read_prompt(

@@ -122,17 +122,34 @@ def tool_named(name: str, description: str | None, parameters: dict[str, Any] | 
     return Tool(name, description, parameters or NO_PARAMETERS, strict)
 
 
-def custom_tool(name: str, description: str | None, form: dict[str, Any] | None, path: str) -> Tool:
-    """Return a tool that takes text.
+def custom_tool(
+    name: str, description: str | None, form: dict[str, Any] | None, path: str, warnings: list[str]
+) -> Tool:
+    """Return a tool that takes text, held to a regex if `form` has one. A Lark grammar cannot see the text,
+    which travels inside a JSON string: it is not enforced, and `warnings` say so.
 
     Raises:
-        BadRequest: its `format` is not text; `path` is the tool's place.
+        BadRequest: a `format` that is neither text nor a grammar; `path` is the tool's place.
     """
-    if (form or {}).get("type", "text") != "text":
-        raise BadRequest(
-            f"{path}.format: only text is available", code="unsupported_parameter", param=f"{path}.format"
-        )
-    return tool_named(name, description, CUSTOM_PARAMETERS, True)
+    form = form or {"type": "text"}
+    grammar = form.get("grammar", form) if form.get("type") == "grammar" else None
+    if form.get("type") not in ("text", "grammar") or (grammar is not None and not _is_grammar(grammar)):
+        raise _invalid(f"{path}.format", f"{path}.format must be text, or a grammar in regex or lark syntax")
+    parameters = CUSTOM_PARAMETERS
+    if grammar is not None and grammar["syntax"] == "regex":
+        held = {"type": "string", "pattern": f"^(?:{grammar['definition']})$"}
+        parameters = {**CUSTOM_PARAMETERS, "properties": {"input": held}}
+    elif grammar is not None:
+        warnings.append(f"{path}.format is not enforced: only text and regexes are")
+    return tool_named(name, description, parameters, True)
+
+
+def _is_grammar(given: Any) -> bool:
+    return (
+        isinstance(given, dict)
+        and given.get("syntax") in ("regex", "lark")
+        and isinstance(given.get("definition"), str)
+    )
 
 
 def custom_arguments(text: str) -> str:

@@ -213,6 +213,18 @@ async def test_custom_tools_take_text(scene: Scene) -> None:
     assert '{"name": "shell", "arguments": {"input":"ls \\"a b\\"\\n"}}' in scene.prompt
 
 
+async def test_a_custom_tool_is_held_to_a_regex_but_not_to_a_lark_grammar(scene: Scene) -> None:
+    def tool(syntax: str, definition: str) -> dict[str, Any]:
+        grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+        return {"type": "custom", "custom": {"name": syntax, "format": grammar}}
+
+    answer = await scene.whole(Script(text="x"), tools=[tool("regex", "[ab]+"), tool("lark", 'start: "a"')])
+    assert answer["warnings"] == ["tools[1].custom.format is not enforced: only text and regexes are"]
+    grammar = scene.engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and "^(?:[ab]+)$" in str(grammar.tags[0].schema)
+    assert (await scene.error(tools=[tool("xml", "")]))["param"] == "tools[0].custom.format"
+
+
 @pytest.mark.parametrize("content", ["absent", None, "", []])
 @pytest.mark.parametrize("result", ["sunny", [{"type": "text", "text": "sunny"}]])
 async def test_a_history_with_calls_is_understood(scene: Scene, content: Any, result: Any) -> None:

@@ -226,7 +226,13 @@ async def test_input_tokens_counts_what_the_prompt_has(
         ({"input": [7]}, "input[0]"),
         ({"input": [{"type": "reasoning", "summary": 1}]}, "input[0].summary"),
         ({"conversation": "c"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+            "tools[0].tools[0].name",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "custom", "name": "c", "format": {"type": "xml"}}]}, "tools[0].format"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]}, "tools[1].name"),
@@ -353,6 +359,41 @@ async def test_the_choice_is_held_by_a_grammar(
     grammar = engine.requests[-1].grammar
     assert isinstance(grammar, Tags) and grammar.required == required and not grammar.parallel
     assert [name for name in ("weather", "note") if any(name in tag.begin for tag in grammar.tags)] == names
+
+
+CRM = {"type": "namespace", "name": "crm", "description": "Customers", "tools": [{**WEATHER, "name": "find"}]}
+
+
+async def test_tools_of_a_namespace_are_called_by_it(
+    engine: ScriptedEngine, client: httpx.AsyncClient
+) -> None:
+    engine.script = Script(text=CALL.replace("weather", "crm__find"))
+    body = await create(client, tools=[WEATHER, CRM])
+    made = body["output"][0]
+    assert (made["namespace"], made["name"]) == ("crm", "find")
+    history = [made, {"type": "function_call_output", "call_id": made["call_id"], "output": "x"}]
+    await create(client, input=history, tools=[CRM], tool_choice={"type": "function", "name": "find"})
+    assert '"name": "crm__find"' in prompt_text(engine)
+    grammar = engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and ["crm__find" in tag.begin for tag in grammar.tags] == [True]
+
+
+async def test_what_others_would_run_is_left_out_with_a_warning(
+    engine: ScriptedEngine, client: httpx.AsyncClient
+) -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    tools = [{"type": "web_search"}, WEATHER, {"type": "custom", "name": "patch", "format": lark}]
+    body = await create(client, tools=tools)
+    assert [text.partition(" ")[0] for text in body["warnings"]] == ["tools[0]", "tools[2].format"]
+    assert "web_search" not in prompt_text(engine)
+
+
+async def test_a_custom_tool_is_held_to_its_regex(engine: ScriptedEngine, client: httpx.AsyncClient) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "a|b+"}
+    await create(client, tools=[{"type": "custom", "name": "note", "format": form}])
+    grammar = engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and isinstance(grammar.tags[0].schema, dict)
+    assert grammar.tags[0].schema["properties"]["input"] == {"type": "string", "pattern": "^(?:a|b+)$"}
 
 
 async def test_with_choice_none_nothing_is_read_as_a_call(
