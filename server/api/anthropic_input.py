@@ -237,14 +237,22 @@ def _text(block: Block, path: str) -> TextPart:
     return TextPart(block.text)
 
 
-def tool_use(fields: MessagesRequest) -> ToolUse:
-    """Return the tools on offer.
+HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_")
+"""How the types of tools begin that Anthropic runs."""
+
+
+def tool_use(fields: MessagesRequest, warnings: list[str] | None = None) -> ToolUse:
+    """Return the tools on offer. What Anthropic would run is left out, and `warnings` say so.
 
     Raises:
-        BadRequest: a tool that is none of the caller's own, or a choice that cannot be made.
+        BadRequest: a tool whose calls have a form of their own, or a choice that cannot be made.
     """
     tools: list[Tool] = []
     for i, tool in enumerate(fields.tools or ()):
+        if tool.type is not None and tool.type.startswith(HOSTED):
+            if warnings is not None:
+                warnings.append(f"tools[{i}] is not offered: this server runs no tools of type {tool.type!r}")
+            continue
         if tool.type not in (None, "custom"):
             raise BadRequest(
                 f"tools[{i}] has type {tool.type[:40]!r}; this server runs no tools, it offers the caller's",

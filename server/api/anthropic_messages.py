@@ -76,11 +76,12 @@ class MessagesApi:
             logprobs=None,
             prompt_logprobs=None,
         )
-        use = tool_use(fields)
+        left_out: list[str] = []
+        use = tool_use(fields, left_out)
         prompt, policy = await off_loop(service, size_bytes, lambda: read_prompt(service, fields, use))
         if template_arguments(fields) and not heeds_thinking(service.codec):
             ignored = [*ignored, "thinking" if fields.thinking else "output_config.effort"]
-        warnings = [f"`{name}` has no effect here" for name in ignored]
+        warnings = [*(f"`{name}` has no effect here" for name in ignored), *left_out]
         asked = one_shape(use.grammar(service.dialect), _grammar(fields), warnings)
         warnings += await prepare(service, asked)
         answers = read_answers(service, prompt.tokens, use.names, 1)

@@ -124,6 +124,14 @@ async def test_a_tool_loop_with_anthropics_client(scene: Scene) -> None:
     assert "Köln" in prompt_text(scene.engine)
 
 
+async def test_what_others_would_run_is_left_out_with_a_warning(client: httpx.AsyncClient) -> None:
+    tools = [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]
+    answer = (await client.post(URL, json=body_of(tools=tools))).json()
+    assert answer["warnings"] == [
+        "tools[1] is not offered: this server runs no tools of type 'web_search_20250305'"
+    ]
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_demanded_tool_is_held_by_a_grammar(
     engine: ScriptedEngine, client: httpx.AsyncClient, choice: dict[str, str]
