@@ -261,7 +261,7 @@ def _compilable(
     compiler = GrammarCompiler(engine.codec.tokenizer, info.vocab_size, info.eos_token_ids)
     for case in itertools.islice(itertools.cycle(cases), 2 * len(cases)):
         try:
-            examined = compiler.check(case["schema"], False).examined
+            examined = compiler.schemas.check(case["schema"], False).examined
         except GrammarRefused:
             continue
         coerced = any(finding.status == "approximated" for finding in examined.findings)

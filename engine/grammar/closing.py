@@ -42,10 +42,14 @@ class Closings:
             if _is_text(data):
                 self._text[token_id >> 5] |= np.uint32(1 << (token_id & 31))
 
-    def way(self, state: LLMatcher, most: int) -> list[int] | None:
+    def way(self, state: LLMatcher, most: int, first: Sequence[int] = ()) -> list[int] | None:
         """Tokens that lead from a state to the answer's end, EOS included where it is needed; None if none
-        is found within `most`."""
-        return self._find(state.deep_copy(), most) or self._find(state.deep_copy(), most, inside=True)
+        is found within `most`. They begin with those of `first`."""
+        begun = state.deep_copy()
+        if first:
+            begun.consume_tokens(list(first))
+        rest = self._find(begun.deep_copy(), most) or self._find(begun, most, inside=True)
+        return None if rest is None else [*first, *rest]
 
     def _find(self, state: LLMatcher, most: int, *, inside: bool = False) -> list[int] | None:
         row = np.empty(self._words, np.uint32)

@@ -6,11 +6,10 @@ import asyncio
 import hashlib
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,12 +18,15 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from ..codec.tokenizer import Tokenizer
 from ..errors import EngineOverloaded, GrammarRefused
+from .check import Part, SchemaChecker, error_of, json_part, lark_part, library_form, warnings_of
 from .closing import LONGEST_WAY, Closings
 from .mask import Matcher
 from .members import Members, read_members
-from .schema import Examined, Finding, SchemaReport, children, examine
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags
+from .schema import SchemaReport
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tags, Thoughtful
 from .tags import tags_to_lark
+from .terms import terms_of
+from .thought import Marks, thought_to_lark
 from .vocabulary import Vocabulary, read_vocabulary
 
 T = TypeVar("T")
@@ -37,18 +39,6 @@ MAX_SOURCE_CHARS = 256 * 1024
 KEPT = 128
 """Compiled grammars; one takes from 50 KB to a few MB."""
 MAX_CHOICES = 10_000
-MAX_WHITESPACE = 16
-"""Whitespace in a row, between the tokens of JSON: a line's end and what indents seven levels by two."""
-LOCATE_LIMIT_S = 0.5
-MAX_ERROR_CHARS = 300
-
-JSON_OPTIONS = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": rf"[ \t\n\r]{{1,{MAX_WHITESPACE}}}",
-    "lenient": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +46,30 @@ class CompiledGrammar:
     """A grammar at its start."""
 
     start: LLMatcher
+    parts: tuple[Part, ...]
+    """In the library's form."""
     closings: Closings
     shortest: int | None
     """Tokens of a short answer, None if none was found."""
     warnings: tuple[str, ...]
     """What of it is not enforced, in words."""
+    is_free: bool = False
+    """It has free text, or is whole at every moment."""
     repeats: bool = False
     """Behind an end another answer may begin."""
+    marks: Marks | None = None
+    """Of the thought before it."""
 
     def matcher(self) -> Matcher:
         """A new follower, for one choice."""
-        return Matcher(self.start.deep_copy(), self.closings, self.shortest, repeats=self.repeats)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedSchema:
-    """A schema that was read, in the library's form, and what came of compiling it."""
-
-    examined: Examined
-    source: dict[str, Any]
-    state: LLMatcher | None
-    error: str
+        return Matcher(
+            self.start.deep_copy(),
+            self.closings,
+            self.shortest,
+            is_free=self.is_free,
+            repeats=self.repeats,
+            marks=self.marks,
+        )
 
 
 class GrammarCompiler:
@@ -87,6 +80,7 @@ class GrammarCompiler:
         self._read: Vocabulary | None = None
         self._read_lock = threading.Lock()
         self._limits = LLParserLimits(verbose_errors=False)
+        self.schemas = SchemaChecker(self._state)
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
         self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
         self._running: dict[bytes, _Work] = {}
@@ -104,15 +98,6 @@ class GrammarCompiler:
             compiled = await self._off_loop(key, lambda: self.compile(grammar))
         self._keep(key, compiled)
         return compiled
-
-    async def report(self, schema: Schema, *, strict: bool) -> SchemaReport:
-        """Say what becomes of a schema's keywords.
-
-        Raises:
-            EngineOverloaded: as `prepare`.
-        """
-        key = _key(JsonSchema(schema, strict)) + b"report"
-        return await self._off_loop(key, lambda: self._report(schema, strict))
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
         """A prepared grammar; one that is not kept (any more) is compiled here and now.
@@ -140,14 +125,15 @@ class GrammarCompiler:
             case JsonSchema():
                 return self._json(grammar.schema, grammar.strict)
             case Regex():
-                return self._whole(grammar.pattern, LLMatcher.grammar_from_regex, "the regex")
+                return self._whole(_regex_lark(grammar.pattern), "the regex")
             case Choice():
-                return self._whole(_choice_lark(grammar.texts), LLMatcher.grammar_from_lark, "the choice")
+                return self._whole(_choice_lark(grammar.texts), "the choice")
             case Lark():
-                lark = _lark(grammar.source)
-                return self._whole(lark, LLMatcher.grammar_from_lark, "the grammar")
+                return self._whole(_lark(grammar.source), "the grammar")
             case Tags():
                 return self._tags(grammar)
+            case Thoughtful():
+                return self._thoughtful(grammar)
 
     def _state(self, source: str) -> LLMatcher:
         """The library's matcher of a grammar in its own form; `is_error()` if it is wrong."""
@@ -161,72 +147,22 @@ class GrammarCompiler:
                 self._read = read_vocabulary(self._tokenizer, self._vocab_size, self._eos)
             return self._read
 
-    # -- schemas -----------------------------------------------------------------------------------
-
-    def check(self, schema: Schema, strict: bool) -> CheckedSchema:
-        """Read a schema and compile it; not strict, `oneOf` may be taken for `anyOf` (which is then told).
+    async def report(self, schema: Schema, *, strict: bool) -> SchemaReport:
+        """Say what becomes of a schema's keywords.
 
         Raises:
-            GrammarRefused: it cannot be compiled, or is strict and has what cannot be enforced.
+            EngineOverloaded: as `prepare`.
         """
-        examined = examine(schema)
-        refused = examined.having("refused")
-        if strict and refused:
-            raise GrammarRefused(refused[0].detail, pointer=refused[0].pointer)
-        checked = self._compiled(examined, coerced=False)
-        if not checked.error:
-            return checked
-        if not strict and any(f.keyword == "oneOf" and f.status == "enforced" for f in examined.findings):
-            loose = self._compiled(_coerced(examined), coerced=True)
-            if not loose.error:
-                return loose
-        pointer, message = self._locate(examined.schema, checked.error)
-        raise GrammarRefused(message, pointer=pointer)
-
-    def _report(self, schema: Schema, strict: bool) -> SchemaReport:
-        findings: tuple[Finding, ...] = ()
-        try:
-            findings = examine(schema).findings
-            checked = self.check(schema, strict)
-        except GrammarRefused as err:
-            return SchemaReport(False, findings, (), str(err), err.pointer)
-        return SchemaReport(True, checked.examined.findings, _warnings(checked.examined))
-
-    def _compiled(self, examined: Examined, *, coerced: bool) -> CheckedSchema:
-        source = _json_source(examined.schema, coerced)
-        try:
-            state = self._state(_grammars(json_0=source))
-        except ValueError as err:  # what the library's JSON reader refuses
-            return CheckedSchema(examined, source, None, str(err))
-        return CheckedSchema(examined, source, state, _error_of(state))
-
-    def _locate(self, root: Schema, error: str) -> tuple[str, str]:
-        """The deepest subschema that fails by itself, and why."""
-        if isinstance(root, bool):
-            return "", error
-        shared: dict[str, Any] = {
-            name: root[name] for name in ("$schema", "$id", "$defs", "definitions") if name in root
-        }
-        deadline = time.monotonic() + LOCATE_LIMIT_S
-        pointer, node, seen = "", root, {""}
-        while True:
-            for at, child in children(node, pointer, root):
-                if at in seen or time.monotonic() > deadline:
-                    continue
-                seen.add(at)
-                found = self._compiled(Examined({**shared, **child}, ()), coerced=False).error
-                if found:
-                    pointer, node, error = at, child, found
-                    break
-            else:
-                return pointer, error
+        key = _key(JsonSchema(schema, strict)) + b"report"
+        return await self._off_loop(key, lambda: self.schemas.report(schema, strict))
 
     # -- kinds -------------------------------------------------------------------------------------
 
     def _json(self, schema: Schema, strict: bool) -> CompiledGrammar:
-        checked = self.check(schema, strict)
+        checked = self.schemas.check(schema, strict)
         assert checked.state is not None, checked.error
-        return self._finish(checked.state, _warnings(checked.examined))
+        warnings = warnings_of(checked.examined)
+        return self._finish([json_part("answer", checked.source)], warnings, checked.state)
 
     def _tags(self, tags: Tags) -> CompiledGrammar:
         sources: dict[str, dict[str, Any]] = {}
@@ -234,8 +170,8 @@ class GrammarCompiler:
         members: dict[int, Members] = {}
         for number, tag in enumerate(tags.tags):
             try:
-                checked = self.check(tag.schema, tag.strict)
-                told = _warnings(checked.examined)
+                checked = self.schemas.check(tag.schema, tag.strict)
+                told = warnings_of(checked.examined)
                 if tag.members is None:
                     sources[f"json_{number}"] = checked.source
                 else:
@@ -247,41 +183,63 @@ class GrammarCompiler:
                 raise
             warnings += [f"{tag.begin.strip()} {text}" for text in told]
         lark = tags_to_lark(tags, self._tokenizer, self._eos, members)
-        state = self._state(_grammars(lark, **sources))
-        return self._finish(state, tuple(warnings), repeats=tags.required and tags.parallel)
+        parts = [lark_part("answer", lark), *(json_part(name, source) for name, source in sources.items())]
+        if tags.text is not None:
+            text = self.compile(tags.text)
+            parts += _named(text.parts, "text")
+            warnings += text.warnings
+        return self._finish(parts, warnings, repeats=tags.required and tags.parallel)
+
+    def _thoughtful(self, thought: Thoughtful) -> CompiledGrammar:
+        answer = self.compile(thought.answer)
+        lark = thought_to_lark(thought, terms_of(self._tokenizer), "inner")
+        parts = [lark_part("answer", lark), *_named(answer.parts, "inner")]
+        marks = Marks(thought, self._tokenizer)
+        whole = self._finish(parts, answer.warnings, repeats=answer.repeats, marks=marks)
+        return replace(whole, is_free=answer.is_free)
 
     def _member_sources(self, name: str, members: Members) -> dict[str, dict[str, Any]]:
         """The grammars of the members' JSON."""
         if members.may_have_any:
-            return {f"{name}_0": self.check(True, False).source}
+            return {f"{name}_0": self.schemas.check(True, False).source}
         sources: dict[str, dict[str, Any]] = {}
         for j, member in enumerate(members.named):
             if member.schema is None:
                 continue
             try:
-                sources[f"{name}_{j}"] = self.check(member.schema, False).source
+                sources[f"{name}_{j}"] = self.schemas.check(member.schema, False).source
             except GrammarRefused as err:
                 err.pointer = f"/properties/{member.name}{err.pointer or ''}"
                 raise
         return sources
 
-    def _whole(self, source: str, form: Callable[[str], str], what: str) -> CompiledGrammar:
-        _check_length(source, what)
-        state = self._state(form(source))
+    def _whole(self, lark: str, what: str) -> CompiledGrammar:
+        parts = [lark_part("answer", lark)]
+        state = self._state(library_form(parts))
         if state.is_error():
-            raise GrammarRefused(f"{what} cannot be compiled: {_error_of(state)}")
-        return self._finish(state, ())
+            raise GrammarRefused(f"{what} cannot be compiled: {error_of(state)}")
+        return self._finish(parts, (), state)
 
     def _finish(
-        self, state: LLMatcher, warnings: tuple[str, ...], *, repeats: bool = False
+        self,
+        parts: Sequence[Part],
+        warnings: Sequence[str],
+        state: LLMatcher | None = None,
+        *,
+        repeats: bool = False,
+        marks: Marks | None = None,
     ) -> CompiledGrammar:
+        state = state or self._state(library_form(parts))
         if not state.is_error():
             state.compute_bitmask()  # the dearest one: most of what later ones need is kept
         if state.is_error():
-            raise GrammarRefused(f"the grammar cannot be compiled: {_error_of(state)}")
+            raise GrammarRefused(f"the grammar cannot be compiled: {error_of(state)}")
         closings = self.vocabulary.closings
-        way = closings.way(state, LONGEST_WAY)
-        return CompiledGrammar(state, closings, None if way is None else len(way), warnings, repeats)
+        way = closings.way(state, LONGEST_WAY, marks.way if marks and not marks.open else ())
+        shortest = None if way is None else len(way)
+        return CompiledGrammar(
+            state, tuple(parts), closings, shortest, tuple(warnings), shortest == 1, repeats, marks
+        )
 
     # -- threads and keeping -----------------------------------------------------------------------
 
@@ -337,34 +295,9 @@ def _key(grammar: Grammar) -> bytes:
     return hashlib.blake2b(_encode(grammar), digest_size=16).digest()
 
 
-def _grammars(lark: str | None = None, **json_sources: dict[str, Any]) -> str:
-    """The library's form of several grammars; the first one is the whole answer's."""
-    parts: list[dict[str, Any]] = [] if lark is None else [{"name": "answer", "lark_grammar": lark}]
-    parts += [{"name": name, "json_schema": source} for name, source in json_sources.items()]
-    return json.dumps({"grammars": parts}, ensure_ascii=False)
-
-
-def _json_source(schema: Schema, coerced: bool) -> dict[str, Any]:
-    if schema is False:
-        raise GrammarRefused("`false` allows no value", pointer="")
-    whole = {} if schema is True else schema
-    return {**whole, "x-guidance": {**JSON_OPTIONS, "coerce_one_of": coerced}}
-
-
-def _coerced(examined: Examined) -> Examined:
-    detail = "`oneOf` is taken for `anyOf`: an answer may match more than one of its schemas"
-    return Examined(
-        examined.schema,
-        tuple(
-            Finding(f.pointer, f.keyword, "approximated", detail) if f.keyword == "oneOf" else f
-            for f in examined.findings
-        ),
-    )
-
-
-def _warnings(examined: Examined) -> tuple[str, ...]:
-    loose = [f for f in examined.findings if f.status in ("refused", "approximated")]
-    return tuple(f"{f.pointer}: {f.detail}" for f in loose + examined.unknown())
+def _named(parts: Sequence[Part], name: str) -> list[Part]:
+    """The same grammar under another name."""
+    return [{**parts[0], "name": name}, *parts[1:]]
 
 
 def _loose(members: Members, strict: bool) -> tuple[str, ...]:
@@ -382,6 +315,12 @@ def _loose(members: Members, strict: bool) -> tuple[str, ...]:
     return tuple(told)
 
 
+def _regex_lark(pattern: str) -> str:
+    _check_length(pattern, "the regex")
+    lark: str = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
+    return lark
+
+
 def _choice_lark(texts: Sequence[str]) -> str:
     if not texts:
         raise GrammarRefused("the choice is empty: no answer is allowed")
@@ -390,7 +329,9 @@ def _choice_lark(texts: Sequence[str]) -> str:
     literals = [json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts) if text]
     if not literals:
         raise GrammarRefused("the choice has only empty texts")
-    return f"start: ({' | '.join(literals)}){'?' if '' in texts else ''}"
+    lark = f"start: ({' | '.join(literals)}){'?' if '' in texts else ''}"
+    _check_length(lark, "the choice")
+    return lark
 
 
 def _check_length(source: str, what: str) -> None:
@@ -406,10 +347,3 @@ def _lark(source: str) -> str:
         return str(any_to_lark(source))
     except Exception as err:  # the library's translator of GBNF has no class of its own
         raise GrammarRefused(f"the grammar cannot be read: {err}") from err
-
-
-def _error_of(state: LLMatcher) -> str:
-    """The library's words for what is wrong, without its drawings; empty if nothing is."""
-    text = str(state.get_error())
-    _, marker, last = text.rpartition("error: ")
-    return (last if marker else text).partition("\n")[0].strip()[:MAX_ERROR_CHARS]

@@ -6,11 +6,14 @@ just the known way to the end has room, nothing else is left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from .closing import LONGEST_WAY, Closings
+from .thought import Marks, ThoughtWatch
 
 EVERYTHING = np.uint32(0xFFFF_FFFF)
 UNLIMITED = 1 << 40
@@ -24,18 +27,29 @@ class Matcher:
     """Follows the tokens of one choice. Used on one thread at a time; no method raises: a fault stays in
     `error`, and then everything is allowed.
 
-    `shortest` is the length of the way from the start to the end, None if it is not known; `repeats`: behind
-    an end another answer of that length may begin.
+    Args:
+        shortest: The length of the way from the start to the end, None if it is not known.
+        is_free: Some of it is free text, which is cut at the limit.
+        repeats: Behind an end another answer of that length may begin.
+        marks: Of the thought before it; None: there is none.
     """
 
     def __init__(
-        self, state: LLMatcher, closings: Closings, shortest: int | None, *, repeats: bool = False
+        self,
+        state: LLMatcher,
+        closings: Closings,
+        shortest: int | None,
+        *,
+        is_free: bool = False,
+        repeats: bool = False,
+        marks: Marks | None = None,
     ) -> None:
         self._state, self._closings = state, closings
         self._run = max(LEAST_RUN, shortest or 0)
         self._horizon = 0 if shortest is None else 2 * self._run + LEAST_RUN
-        self._is_free = shortest == 1
-        self._repeats = repeats
+        self._is_free, self._repeats = is_free, repeats
+        self._marks = marks
+        self._thought = None if marks is None else ThoughtWatch(marks)
         self._way: list[int] | None = None
         self.error: str | None = None
         """Why the grammar cannot be followed any more."""
@@ -65,6 +79,8 @@ class Matcher:
         if self.error is None:
             self._state.consume_token(token)
             self._check()
+            if self._thought is not None:
+                self._thought.advance(token)
             self.is_complete = self.error is None and bool(self._state.is_stopped())
             if self._way is not None:
                 self._way = self._way[1:] if self._way[:1] == [token] else self._still(self._way)
@@ -83,11 +99,18 @@ class Matcher:
             self._state.rollback(tokens)
             self._check()
             self.is_complete, self._way = False, None
+            if self._thought is not None:
+                self._thought.rollback(tokens)
 
     def _close(self, row: NDArray[np.uint32], room: int) -> None:
         """Narrow a mask to what leaves room for an end."""
+        first: Sequence[int] = ()
+        if self._marks is not None and self._thought is not None and not self._thought.is_over:
+            if self._is_free:
+                return
+            first = self._marks.way
         if self._way is None:
-            self._way = self._closings.way(self._state, min(room, LONGEST_WAY))
+            self._way = self._closings.way(self._state, min(room, LONGEST_WAY), first)
         way = self._way
         if not way or len(way) > room or room > len(way) + self._run:
             return

@@ -64,6 +64,23 @@ class Tags(msgspec.Struct, frozen=True, tag="tags"):
     """What stands before the forms, which then all stand in one row."""
     closing: str = ""
     """What stands behind them."""
+    text: JsonSchema | Regex | Choice | Lark | None = None
+    """What the answer is if it is no form: then there is no free text, and forms follow each other only."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether free text may stand around the forms."""
+        return not self.required and self.text is None
 
 
-Grammar = JsonSchema | Regex | Choice | Lark | Tags
+class Thoughtful(msgspec.Struct, frozen=True, tag="thoughtful"):
+    """A thought, then the answer proper."""
+
+    close: str
+    """The text that ends the thought."""
+    answer: JsonSchema | Regex | Choice | Lark | Tags
+    open: str = ""
+    """The text that begins it, or there is none; empty: the thought is open already."""
+
+
+Grammar = JsonSchema | Regex | Choice | Lark | Tags | Thoughtful

@@ -13,7 +13,7 @@ from itertools import groupby
 from ..codec.tokenizer import Tokenizer
 from .members import Members, member_rules
 from .spec import Tag, Tags
-from .terms import Terms, pattern
+from .terms import Terms, pattern, terms_of
 
 
 def tags_to_lark(
@@ -23,7 +23,7 @@ def tags_to_lark(
     members: Mapping[int, Members] | None = None,
 ) -> str:
     """Return the grammar; the caller defines the rules of JSON: `@json_i` for tag i, or where its members
-    stand by themselves `@json_i_j` for member j.
+    stand by themselves `@json_i_j` for member j; and `@text`, if there is one.
 
     Args:
         members: Those of the tags that have some, by the tags' numbers.
@@ -31,12 +31,11 @@ def tags_to_lark(
     Raises:
         ValueError: a tag begins with none of the triggers, or a trigger has two special tokens.
     """
-    names = {tokenizer.token_name(i): i for i in sorted(tokenizer.special_ids)}
-    terms = Terms({name: token_id for name, token_id in names.items() if name})
+    terms = terms_of(tokenizer)
     special_ids = sorted(tokenizer.special_ids - set(eos_token_ids))
     return "\n".join(
         [
-            *(_calls_only(tags, terms) if tags.required else _free_text(tags, terms, special_ids)),
+            *(_free_text(tags, terms, special_ids) if tags.is_free else _calls_or(tags, terms)),
             *_member_lines(tags, terms, members or {}),
             r"TEXT: /(.|\n)*/",
             rf"PLAIN: /(.|\n)+/{_without(tags, terms)}",
@@ -45,8 +44,10 @@ def tags_to_lark(
     )
 
 
-def _calls_only(tags: Tags, terms: Terms) -> Iterator[str]:
-    yield f"start: {terms.of(tags.opening)} {_row(tags, terms)} {terms.of(tags.closing)}"
+def _calls_or(tags: Tags, terms: Terms) -> Iterator[str]:
+    """Nothing but calls, or the text that may be in their place."""
+    text = "" if tags.required else "@text | "
+    yield f"start: {text}{terms.of(tags.opening)} {_row(tags, terms)} {terms.of(tags.closing)}"
     yield f"form: {' | '.join(_form(tags, i, terms) for i in range(len(tags.tags)))}"
 
 

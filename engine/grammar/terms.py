@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from ..codec.tokenizer import Tokenizer
+
 
 class Terms:
     """Texts as sequences of literals and special tokens.
@@ -45,6 +47,12 @@ class Terms:
     def _parts(self, text: str) -> list[str]:
         parts = self._find.split(text) if self._find else [text]
         return [part for part in parts if part]
+
+
+def terms_of(tokenizer: Tokenizer) -> Terms:
+    """The terms of a vocabulary."""
+    names = {tokenizer.token_name(i): i for i in sorted(tokenizer.special_ids)}
+    return Terms({name: token_id for name, token_id in names.items() if name})
 
 
 def pattern(text: str) -> str:

@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from real_server import MODEL_NAME, RealServer
 
-from artesian.engine.grammar.compiler import MAX_WHITESPACE
+from artesian.engine.grammar.check import MAX_WHITESPACE
 
 pytestmark = pytest.mark.model
 

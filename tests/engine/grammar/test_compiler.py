@@ -13,7 +13,8 @@ from scripted_engine import IM_END, IM_START, VOCAB_SIZE, toy_codec
 
 from artesian.engine import EngineOverloaded, GrammarRefused
 from artesian.engine.grammar import Choice, Grammar, JsonSchema, Lark, Regex, Tag, Tags
-from artesian.engine.grammar.compiler import MAX_WAITING, MAX_WHITESPACE, GrammarCompiler
+from artesian.engine.grammar.check import MAX_WHITESPACE
+from artesian.engine.grammar.compiler import MAX_WAITING, GrammarCompiler
 
 PERSON = {
     "type": "object",
