@@ -45,6 +45,15 @@ class Dialect:
         is_open = prompt_end.rstrip().endswith(self.reasoning.open)
         return ReasoningParser(self.reasoning, parser, is_open=is_open)
 
+    def thought_before(self, prompt_end: str) -> tuple[str, str] | None:
+        """What opens and what closes a thought in front of the answer proper; the first is empty where the
+        prompt has opened it. None: there can be no thought."""
+        marks = (self.reasoning.open, self.reasoning.close) if self.reasoning else self.tools.thoughts
+        end = prompt_end.rstrip()
+        if marks is None or end.endswith(marks[1]):
+            return None
+        return ("" if end.endswith(marks[0]) else marks[0], marks[1])
+
     def is_plain(self, names: Collection[str]) -> bool:
         """Whether an answer is all text whatever it says."""
         return self.reasoning is None and not names and not self.tools.reads_reasoning

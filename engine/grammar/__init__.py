@@ -1,7 +1,7 @@
 """Constrained decoding: grammars, their compiler and the masks they give."""
 
 from .schema import Finding, SchemaReport
-from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tag, Tags
+from .spec import Choice, Grammar, JsonSchema, Lark, Regex, Schema, Tag, Tags, Thoughtful
 
 __all__ = [
     "Choice",
@@ -14,4 +14,5 @@ __all__ = [
     "SchemaReport",
     "Tag",
     "Tags",
+    "Thoughtful",
 ]

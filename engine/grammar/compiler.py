@@ -188,15 +188,18 @@ class GrammarCompiler:
             text = self.compile(tags.text)
             parts += _named(text.parts, "text")
             warnings += text.warnings
-        return self._finish(parts, warnings, repeats=tags.required and tags.parallel)
+        return self._finish(parts, warnings, repeats=tags.parallel and not tags.is_free)
 
     def _thoughtful(self, thought: Thoughtful) -> CompiledGrammar:
         answer = self.compile(thought.answer)
+        if thought.open and isinstance(thought.answer, Tags) and thought.answer.is_free:
+            return answer  # its free text may hold a thought as it is, though a trigger there opens a form
         lark = thought_to_lark(thought, terms_of(self._tokenizer), "inner")
         parts = [lark_part("answer", lark), *_named(answer.parts, "inner")]
         marks = Marks(thought, self._tokenizer)
         whole = self._finish(parts, answer.warnings, repeats=answer.repeats, marks=marks)
-        return replace(whole, is_free=answer.is_free)
+        shortest = None if answer.shortest is None else answer.shortest + len(marks.way_out)
+        return replace(whole, is_free=answer.is_free, shortest=shortest)
 
     def _member_sources(self, name: str, members: Members) -> dict[str, dict[str, Any]]:
         """The grammars of the members' JSON."""
@@ -235,7 +238,7 @@ class GrammarCompiler:
         if state.is_error():
             raise GrammarRefused(f"the grammar cannot be compiled: {error_of(state)}")
         closings = self.vocabulary.closings
-        way = closings.way(state, LONGEST_WAY, marks.way if marks and not marks.open else ())
+        way = None if marks else closings.way(state, LONGEST_WAY)
         shortest = None if way is None else len(way)
         return CompiledGrammar(
             state, tuple(parts), closings, shortest, tuple(warnings), shortest == 1, repeats, marks

@@ -6,8 +6,6 @@ just the known way to the end has room, nothing else is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
@@ -48,7 +46,6 @@ class Matcher:
         self._run = max(LEAST_RUN, shortest or 0)
         self._horizon = 0 if shortest is None else 2 * self._run + LEAST_RUN
         self._is_free, self._repeats = is_free, repeats
-        self._marks = marks
         self._thought = None if marks is None else ThoughtWatch(marks)
         self._way: list[int] | None = None
         self.error: str | None = None
@@ -104,13 +101,11 @@ class Matcher:
 
     def _close(self, row: NDArray[np.uint32], room: int) -> None:
         """Narrow a mask to what leaves room for an end."""
-        first: Sequence[int] = ()
-        if self._marks is not None and self._thought is not None and not self._thought.is_over:
-            if self._is_free:
-                return
-            first = self._marks.way
+        through = () if self._thought is None else self._thought.way
+        if through and self._is_free:
+            return
         if self._way is None:
-            self._way = self._closings.way(self._state, min(room, LONGEST_WAY), first)
+            self._way = self._closings.way(self._state, min(room, LONGEST_WAY), through)
         way = self._way
         if not way or len(way) > room or room > len(way) + self._run:
             return

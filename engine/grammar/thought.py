@@ -32,7 +32,11 @@ class Marks:
 
     def __init__(self, thought: Thoughtful, tokenizer: Tokenizer) -> None:
         self.open, self.close = thought.open.encode(), thought.close.encode()
-        self.way: Sequence[int] = tokenizer.encode(thought.close, add_special=False, parse_special=True)
+        encoded = tokenizer.encode(thought.open + thought.close, add_special=False, parse_special=True)
+        self.way_through: Sequence[int] = encoded
+        """Both markers."""
+        encoded = tokenizer.encode(thought.close, add_special=False, parse_special=True)
+        self.way_out: Sequence[int] = encoded
         """The close marker."""
         names = {
             token_id: (tokenizer.token_name(token_id) or "").encode() for token_id in tokenizer.special_ids
@@ -53,6 +57,13 @@ class ThoughtWatch:
         """What may hold the opening marker, then the last bytes only."""
         self._is_begun = not marks.open
         self._count, self._ended_at = 0, -1
+
+    @property
+    def way(self) -> Sequence[int]:
+        """The tokens that end the thought; with one that may still begin, through it."""
+        if self.is_over:
+            return ()
+        return self._marks.way_out if self._is_begun else self._marks.way_through
 
     @property
     def is_over(self) -> bool:
@@ -81,3 +92,5 @@ class ThoughtWatch:
         self._count -= tokens
         if self._ended_at > self._count:
             self._ended_at, self._text = -1, b""
+        if not self._count:
+            self._is_begun, self._text = not self._marks.open, b""

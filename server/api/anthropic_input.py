@@ -248,6 +248,7 @@ def tool_use(fields: MessagesRequest, warnings: list[str] | None = None) -> Tool
         BadRequest: a tool whose calls have a form of their own, or a choice that cannot be made.
     """
     tools: list[Tool] = []
+    places: list[str] = []
     for i, tool in enumerate(fields.tools or ()):
         if tool.type is not None and tool.type.startswith(HOSTED):
             if warnings is not None:
@@ -259,7 +260,9 @@ def tool_use(fields: MessagesRequest, warnings: list[str] | None = None) -> Tool
                 code="unsupported_parameter",
                 param=f"tools[{i}].type",
             )
-        tools.append(tool_named(tool.name, tool.description, tool.input_schema, bool(tool.strict)))
+        place = f"tools[{i}].input_schema"
+        tools.append(tool_named(tool.name, tool.description, tool.input_schema, bool(tool.strict), place))
+        places.append(place)
     given = fields.tool_choice or ToolChoiceForm(type="auto")
     choice: ToolChoice
     if given.type == "tool":
@@ -268,4 +271,4 @@ def tool_use(fields: MessagesRequest, warnings: list[str] | None = None) -> Tool
         choice = ForcedTool(given.name)
     else:
         choice = "required" if given.type == "any" else given.type
-    return ToolUse(tuple(tools), choice, not given.disable_parallel_tool_use)
+    return ToolUse(tuple(tools), choice, not given.disable_parallel_tool_use, None, tuple(places))

@@ -33,7 +33,7 @@ from .respond import isolation_salt, off_loop, read_answers, submit, whole_respo
 from .sampling import read_fields, to_params
 from .structured import Asked, prepare
 from .thinking import heeds_thinking
-from .tool_use import ToolUse, one_shape
+from .tool_use import ToolUse, shape_of
 from .types import encode
 
 
@@ -82,7 +82,7 @@ class MessagesApi:
         if template_arguments(fields) and not heeds_thinking(service.codec):
             ignored = [*ignored, "thinking" if fields.thinking else "output_config.effort"]
         warnings = [*(f"`{name}` has no effect here" for name in ignored), *left_out]
-        asked = one_shape(use.grammar(service.dialect), _grammar(fields), warnings)
+        asked = shape_of(service, prompt.tokens, use, _grammar(fields))
         warnings += await prepare(service, asked)
         answers = read_answers(service, prompt.tokens, use.names, 1)
         if answers is not None and service.dialect.keeps_special:

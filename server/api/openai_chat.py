@@ -36,7 +36,7 @@ from .resume import taken_up
 from .sampling import MAX_LOGPROBS, read_fields, to_params
 from .structured import StructuredFields, asked_grammar, prepare
 from .thinking import Effort, Thinking, heeds_thinking, thinking_arguments
-from .tool_use import one_shape
+from .tool_use import shape_of
 from .types import encode
 
 
@@ -163,14 +163,14 @@ async def read_call(
             ignored = [*ignored, *(name for name in given if getattr(fields, name) is not None)]
     loose: list[str] = []
     use = tool_use(fields, loose)
-    shape = one_shape(use.grammar(service.dialect), asked_grammar(fields), loose)
-    loose += await prepare(service, shape)
 
     def read_prompt() -> tuple[ChatPrompt, CachePolicy]:
         prompt = encode_chat(service, fields, fields.messages, use, normalises=fields.normalises)
         return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
 
     prompt, policy = await off_loop(service, size_bytes, read_prompt)
+    shape = shape_of(service, prompt.tokens, use, asked_grammar(fields))
+    loose += await prepare(service, shape)
     answers = read_answers(service, prompt.tokens, use.names, params.n)
     if answers is not None and service.dialect.keeps_special:
         params = msgspec.structs.replace(params, skip_special_tokens=False)

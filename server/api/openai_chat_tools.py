@@ -53,7 +53,8 @@ def tool_use(fields: ToolFields, warnings: list[str] | None = None) -> ToolUse:
     said = [] if warnings is None else warnings
     tools = tuple(_tool(form, f"tools[{i}]", said) for i, form in enumerate(fields.tools or ()))
     choice, allowed = _choice(fields.tool_choice)
-    return ToolUse(tools, choice, fields.parallel_tool_calls is not False, allowed)
+    places = tuple(_place(form, f"tools[{i}]") for i, form in enumerate(fields.tools or ()))
+    return ToolUse(tools, choice, fields.parallel_tool_calls is not False, allowed, places)
 
 
 def custom_names(fields: ToolFields) -> frozenset[str]:
@@ -61,10 +62,16 @@ def custom_names(fields: ToolFields) -> frozenset[str]:
     return frozenset(form.custom.name for form in fields.tools or () if form.custom and form.type == "custom")
 
 
+def _place(form: ToolForm, path: str) -> str:
+    """Of what holds the tool's arguments."""
+    return f"{path}.custom.format" if form.type == "custom" else f"{path}.function.parameters"
+
+
 def _tool(form: ToolForm, path: str, warnings: list[str]) -> Tool:
     if form.type == "function" and form.function is not None:
         function = form.function
-        return tool_named(function.name, function.description, function.parameters, bool(function.strict))
+        strict, place = bool(function.strict), _place(form, path)
+        return tool_named(function.name, function.description, function.parameters, strict, place)
     if form.type == "custom" and form.custom is not None:
         given = form.custom
         return custom_tool(given.name, given.description, given.format, f"{path}.custom", warnings)

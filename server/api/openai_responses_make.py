@@ -34,7 +34,7 @@ from .respond import isolation_salt, off_loop, read_answers
 from .sampling import to_params
 from .structured import JSON_OBJECT, Asked, prepare
 from .thinking import heeds_thinking, thinking_arguments
-from .tool_use import ToolUse, one_shape
+from .tool_use import ToolUse, shape_of
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -85,7 +85,7 @@ async def start_response(
     if fields.reasoning and fields.reasoning.effort and not heeds_thinking(service.codec):
         ignored = [*ignored, "reasoning.effort"]
     warnings = [*(f"`{name}` has no effect here" for name in ignored), *tools.warnings]
-    asked = one_shape(use.grammar(service.dialect), answer_grammar(fields), warnings)
+    asked = shape_of(service, prompt.tokens, use, answer_grammar(fields))
     warnings += await prepare(service, asked)
     answers = read_answers(service, prompt.tokens, use.names, 1)
     if answers is not None and service.dialect.keeps_special:

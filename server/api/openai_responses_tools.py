@@ -68,6 +68,7 @@ def response_tools(
     tools: list[Tool] = []
     offered: dict[str, Offered] = {}
     warnings: list[str] = []
+    places: list[str] = []
 
     def add(tool: ToolFields, path: str, namespace: str | None) -> None:
         if tool.type.startswith(HOSTED):
@@ -90,12 +91,14 @@ def response_tools(
         if is_custom:
             tools.append(custom_tool(name, tool.description, tool.format, path, warnings))
         else:
-            tools.append(tool_named(name, tool.description, tool.parameters, bool(tool.strict)))
+            place = f"{path}.parameters"
+            tools.append(tool_named(name, tool.description, tool.parameters, bool(tool.strict), place))
+        places.append(f"{path}.format" if is_custom else f"{path}.parameters")
 
     for number, tool in enumerate(given):
         add(tool, f"tools[{number}]", None)
     chosen, allowed = _choice(choice, offered)
-    use = ToolUse(tuple(tools), chosen, parallel is not False, allowed)
+    use = ToolUse(tuple(tools), chosen, parallel is not False, allowed, tuple(places))
     return ResponseTools(use, offered, tuple(warnings))
 
 

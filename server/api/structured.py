@@ -92,6 +92,8 @@ class Asked(NamedTuple):
 
     param: str
     grammar: Grammar
+    places: tuple[str, ...] = ()
+    """Of the schemas of its tags."""
 
 
 def asked_grammar(fields: StructuredFields) -> Asked | None:
@@ -121,7 +123,8 @@ async def prepare(service: Service, asked: Asked | None) -> list[str]:
         warnings = await service.engine.prepare(asked.grammar)
     except GrammarRefused as err:
         code = "invalid_value" if err.pointer is None else "invalid_json_schema"
-        raise BadRequest(f"{asked.param}: {err}", code=code, param=asked.param) from None
+        param = asked.param if err.tag is None else asked.places[err.tag]
+        raise BadRequest(f"{param}: {err}", code=code, param=param) from None
     return [f"{asked.param}: {warning}" for warning in warnings]
 
 

@@ -12,8 +12,10 @@ import msgspec
 
 from ...engine.codec import ForcedTool, Tool
 from ...engine.codec.dialects import Dialect
-from ...engine.grammar import Tag, Tags
+from ...engine.grammar import Tag, Tags, Thoughtful
 from ..errors import BadRequest
+from ..service import Service
+from ..stream.answers import prompt_end
 from .structured import Asked
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ForcedTool
@@ -26,7 +28,8 @@ CUSTOM_PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 """A custom tool takes text: to the model it is a function of one string."""
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_SAYS_MORE = frozenset("properties additionalProperties patternProperties $ref anyOf oneOf allOf if".split())
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
@@ -40,6 +43,8 @@ class ToolUse:
     """Whether an answer may call more than once."""
     allowed: frozenset[str] | None = None
     """The names that may be called, of those on offer; None = all."""
+    places: tuple[str, ...] = ()
+    """Where each tool's schema stands in the request."""
 
     def __post_init__(self) -> None:
         """Raises: BadRequest: names the tool, or the choice."""
@@ -71,9 +76,9 @@ class ToolUse:
             return (self.choice.name,)
         return tuple(tool.name for tool in self.tools if self.allowed is None or tool.name in self.allowed)
 
-    def grammar(self, dialect: Dialect) -> Asked | None:
-        """What holds the answer to calls of the tools' schemas; None where nothing can be called, or the
-        dialect's calls are no JSON between fixed texts.
+    def grammar(self, dialect: Dialect, text: Asked | None = None) -> Asked | None:
+        """What holds the answer to calls of the tools' schemas, or to `text`; None where nothing can be
+        called, or the dialect's calls are no JSON between fixed texts.
 
         Raises:
             BadRequest: a call is asked for, and nothing could hold the model to that.
@@ -102,24 +107,52 @@ class ToolUse:
             for tool in self.tools
             if tool.name in names
         )
-        row = (forms.between, forms.opening, forms.closing)
-        return Asked("tools", Tags(tags, (forms.trigger,), must, self.parallel, *row))
+        places = tuple(self.places[i] for i, tool in enumerate(self.tools) if tool.name in names)
+        instead = None if must or text is None else text.grammar
+        assert not isinstance(instead, Tags | Thoughtful)
+        row = (forms.between, forms.opening, forms.closing, instead)
+        grammar = Tags(tags, (forms.trigger,), must, self.parallel, *row)
+        return Asked("tools" if text is None else text.param, grammar, places)
 
 
 NO_TOOLS = ToolUse()
 
 
-def one_shape(calls: Asked | None, text: Asked | None, warnings: list[str]) -> Asked | None:
-    """Return what the answer is held to, of the tools' forms and the text's: with both, free text must stay
-    possible for the calls, so the text's form is not enforced, and the client is told."""
-    if calls is not None and text is not None:
-        warnings.append(f"`{text.param}` is not enforced while tools are on offer")
-    return calls or text
+def shape_of(service: Service, prompt: Sequence[int], use: ToolUse, text: Asked | None) -> Asked | None:
+    """Return what the answer is held to: calls of the tools, or the form that its text shall have, after a
+    thought where the model has one.
+
+    Raises:
+        BadRequest: see `ToolUse.grammar`.
+    """
+    shape = use.grammar(service.dialect, text) or text
+    if shape is None:
+        return None
+    marks = service.dialect.thought_before(prompt_end(service.codec, prompt))
+    if marks is None:
+        return shape
+    assert not isinstance(shape.grammar, Thoughtful)
+    return shape._replace(grammar=Thoughtful(marks[1], shape.grammar, marks[0]))
 
 
-def tool_named(name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool) -> Tool:
-    """Return a tool; without parameters it takes none."""
-    return Tool(name, description, parameters or NO_PARAMETERS, strict)
+def tool_named(
+    name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool, place: str
+) -> Tool:
+    """Return a tool. Its arguments are an object, whether its schema says so or not; without parameters it
+    takes none. `place` is the schema's in the request.
+
+    Raises:
+        BadRequest: they are to be something else.
+    """
+    given = parameters or NO_PARAMETERS
+    if given.get("type", "object") != "object":
+        raise _invalid(f"{place}.type", f"{place}.type must be 'object': arguments are named")
+    says = {key for key in _SAYS_MORE & given.keys() if given[key] != {}}
+    if not says:
+        given = {**given, **NO_PARAMETERS}
+    elif not says & {"$ref", "anyOf", "oneOf", "allOf"}:
+        given = {"type": "object", **given}
+    return Tool(name, description, given, strict)
 
 
 def custom_tool(
@@ -141,7 +174,7 @@ def custom_tool(
         parameters = {**CUSTOM_PARAMETERS, "properties": {"input": held}}
     elif grammar is not None:
         warnings.append(f"{path}.format is not enforced: only text and regexes are")
-    return tool_named(name, description, parameters, True)
+    return tool_named(name, description, parameters, True, f"{path}.format")
 
 
 def _is_grammar(given: Any) -> bool:

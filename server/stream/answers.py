@@ -13,6 +13,11 @@ from ...engine.codec.dialects import PROMPT_END_TOKENS, Dialect
 from ...engine.codec.segments import CallBegin, Reasoning, Segment
 
 
+def prompt_end(codec: Codec, prompt: Sequence[int]) -> str:
+    """Return the text that says whether the prompt has opened a thought."""
+    return codec.detokenize(prompt[-PROMPT_END_TOKENS:])
+
+
 class Answers:
     """The choices of one response.
 
@@ -24,7 +29,7 @@ class Answers:
     def __init__(
         self, codec: Codec, dialect: Dialect, prompt: Sequence[int], tools: Collection[str], n: int
     ) -> None:
-        end = codec.detokenize(prompt[-PROMPT_END_TOKENS:])
+        end = prompt_end(codec, prompt)
         self._choices = [_Choice(dialect, end, tools) for _ in range(n)]
 
     @property

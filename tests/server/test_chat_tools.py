@@ -11,19 +11,24 @@ import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
-from artesian.engine.grammar import Tags
+from artesian.engine.grammar import JsonSchema, Tags, Thoughtful
 
 URL = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now", "parameters": CITY}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
+UNIQUE = {"type": "array", "uniqueItems": True}
 SHELL = {"type": "custom", "custom": {"name": "shell", "description": "Runs it"}}
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not "
     "enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+
+
+def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
 
 
 def call(name: str, arguments: str) -> str:
@@ -269,6 +274,41 @@ async def test_no_thought_where_thinking_is_off(thinking: Scene, fields: dict[st
     }
 
 
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": CITY, "strict": True}}
+
+
+async def test_a_thought_stands_before_what_a_grammar_holds(thinking: Scene) -> None:
+    for fields in ({"response_format": FORMAT}, {"tools": [WEATHER], "tool_choice": "required"}):
+        await thinking.whole(Script(text="<think>Hm.</think>\n{}"), **fields)
+        grammar = thinking.engine.requests[-1].grammar
+        assert isinstance(grammar, Thoughtful) and (grammar.open, grammar.close) == ("<think>", "</think>")
+        await thinking.whole(Script(text="{}"), reasoning_effort="none", **fields)
+        assert isinstance(thinking.engine.requests[-1].grammar, JsonSchema | Tags)
+
+
+async def test_a_thought_that_the_prompt_opens_is_only_closed() -> None:
+    engine = ScriptedEngine(
+        toy_codec(chat_template=THINKING.replace("assistant\n", "assistant\n<think>\n", 1))
+    )
+    app, _ = scripted_app(engine)
+    async with client_of(app) as client:
+        scene = Scene(engine, client)
+        answer = await scene.whole(Script(text='Hm.</think>\n{"city": "B"}'), response_format=FORMAT)
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"city": "B"}')
+    grammar = engine.requests[-1].grammar
+    assert isinstance(grammar, Thoughtful) and not grammar.open
+
+
+async def test_an_answer_is_calls_or_text_of_its_schema(scene: Scene) -> None:
+    answer = await scene.whole(Script(text='{"city": "B"}'), tools=[WEATHER], response_format=FORMAT)
+    grammar = scene.engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and grammar.text == JsonSchema(CITY) and "warnings" not in answer
+    await scene.whole(Script(text=ONE), tools=[WEATHER], response_format=FORMAT, tool_choice="required")
+    grammar = scene.engine.requests[-1].grammar
+    assert isinstance(grammar, Tags) and grammar.text is None
+
+
 @pytest.mark.parametrize("name", ["reasoning_effort", "thinking"])
 async def test_a_model_that_heeds_no_effort_says_so(scene: Scene, thinking: Scene, name: str) -> None:
     fields = {name: "low" if name == "reasoning_effort" else {"type": "enabled"}}
@@ -357,6 +397,11 @@ async def test_a_tool_without_parameters_is_called_with_none(scene: Scene, param
             "tool_choice.allowed_tools.tools[0]",
         ),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tools": [CLOCK, tool_of({"type": "string"})]}, "tools[1].function.parameters.type"),
+        (
+            {"tools": [CLOCK, tool_of({"properties": {"a": UNIQUE}})]},
+            "tools[1].function.parameters",
+        ),
         ({"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "c"}]}]},

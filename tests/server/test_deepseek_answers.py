@@ -11,7 +11,7 @@ import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
-from artesian.engine.grammar import Tags
+from artesian.engine.grammar import Tags, Thoughtful
 
 TOKENS = (
     "<｜User｜>",
@@ -106,6 +106,8 @@ async def test_a_call_can_be_asked_for(scene: Scene, choice: Any) -> None:
     answer = await scene.post(CALLS, tools=[WEATHER], tool_choice=choice)
     assert [made["function"]["name"] for made in answer["choices"][0]["message"]["tool_calls"]] == ["weather"]
     grammar = scene.engine.requests[-1].grammar
+    assert isinstance(grammar, Thoughtful) and not grammar.open
+    grammar = grammar.answer
     assert isinstance(grammar, Tags)
     assert grammar.required
 

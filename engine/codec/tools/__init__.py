@@ -13,6 +13,7 @@ TOOL_DIALECTS = (
         parser=dsml.DsmlParser,
         forms=dsml.V41_FORMS,
         reads_reasoning=True,
+        thoughts=(dsml.THINK, dsml.THOUGHT),
     ),
     ToolDialect(
         names=("deepseek_v4",),
@@ -21,6 +22,7 @@ TOOL_DIALECTS = (
         parser=dsml.DsmlParser,
         forms=dsml.V4_FORMS,
         reads_reasoning=True,
+        thoughts=(dsml.THINK, dsml.THOUGHT),
     ),
     ToolDialect(
         names=("hermes", "qwen3", "qwen2_5"),

@@ -26,5 +26,8 @@ class ToolDialect:
     reads_reasoning: bool = False
     """Its parser tells thoughts too, and is needed without tools."""
 
+    thoughts: tuple[str, str] | None = None
+    """What opens and closes those that its parser tells."""
+
     def is_shown_in(self, template: str) -> bool:
         return any(all(text in template for text in texts) for texts in self.signs)
