@@ -43,11 +43,13 @@ class Chain:
     @property
     def last_used_at(self) -> float:
         """When its time to live was last renewed; when it was made, while it is pinned."""
-        return self.created_at if self.pinned else self.expires_at - self.leaf.ttl_s
+        return self.created_at if self.leaf.found.pinned else self.expires_at - self.leaf.ttl_s
 
     @property
     def pinned(self) -> bool:
-        return self.leaf.found.pinned
+        """All of it is, but for a part of a block at its end, which never is."""
+        is_part = len(self.blocks) > 1 and len(self.leaf.content) < len(self.blocks[0].content)
+        return self.blocks[-2 if is_part else -1].found.pinned
 
 
 def chains(entries: Iterable[Entry]) -> list[Chain]:

@@ -85,8 +85,8 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at: float | None = None
     """When the last reused block was computed; seconds since the epoch."""
     expires_at: float | None = None
-    """Until when the prompt (what of it is kept below the device) is kept if nobody uses it again; None if
-    nothing of it is."""
+    """Until when this request's own time to live keeps the prompt (what of it is kept below the device) if
+    nobody uses it again: a longer one that was given before still holds. None if nothing of it is kept."""
     ttl_s: float | None = None
     """The time to live that was applied; None if nothing is kept below the device."""
     miss: CacheMiss | None = None

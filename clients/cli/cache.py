@@ -28,7 +28,7 @@ from .cache_prompts import Contents, Prompt, Selection
 from .cache_tables import console, print_blocks, print_json, table_of_prompts
 from .cache_why import explain_prompt
 from .flags import parse_bytes
-from .human import size, span
+from .human import records, size, span
 from .settings import EngineFlags, Place, configure
 
 Dash = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -186,9 +186,7 @@ def verify(*, repair: Annotated[bool, Parameter(negative=())] = False, where: Wh
             console().print(f"bad {key.hex()[:16]}: {text}", soft_wrap=True)
         for name in found.stray_files:
             console().print(f"no record is in {name}", soft_wrap=True)
-        console().print(
-            f"{found.good} records are sound ({size(found.payload_bytes)}), {len(found.bad)} are not"
-        )
+        console().print(f"{records(found.good)} sound ({size(found.payload_bytes)}), {len(found.bad)} not")
         if found.unreachable:
             console().print(f"{found.unreachable} sound blocks follow one that is gone: they just expire")
         if repair and not found.is_sound:
@@ -226,7 +224,7 @@ def gc(
     else:
         evicted = f", {facts['evicted']} gave way" if facts["evicted"] else ""
         console().print(
-            f"{facts['expired']} records had expired{evicted}; {size(before)} -> {size(facts['bytes'])}"
+            f"{records(facts['expired'])} had expired{evicted}; {size(before)} -> {size(facts['bytes'])}"
         )
 
 
@@ -259,7 +257,7 @@ def rm(
         chosen = _selected(tier, prompts, key, all)
         doomed = [entry for entry in chosen.entries if entry.found.key not in chosen.held]
         total = sum(entry.stored_bytes for entry in doomed)
-        if doomed and not yes and not _confirmed(f"Delete {len(doomed)} records ({size(total)})?"):
+        if doomed and not yes and not _confirmed(f"Delete {records(len(doomed))} ({size(total)})?"):
             raise ConfigError("nothing was deleted (say --yes)")
         erased = tier.erase([entry.found.key for entry in doomed])
         tier.maintain()
@@ -267,7 +265,7 @@ def rm(
     if where.json:
         print_json({"deleted_records": erased, "bytes": total, "pinned_records": len(chosen.held)})
         return
-    console().print(f"{erased} records deleted ({size(total)})")
+    console().print(f"{records(erased)} deleted ({size(total)})")
     if chosen.held:
         console().print(f"{len(chosen.held)} stay: they are pinned by name")
 
@@ -300,7 +298,7 @@ def export_(
         print_json({"records": written, "failed": failed})
     else:
         bad = f", {failed} could not be read" if failed else ""
-        sys.stderr.write(f"{written} records exported{bad}\n")
+        sys.stderr.write(f"{records(written)} exported{bad}\n")
     if failed:
         sys.exit(1)
 
@@ -331,7 +329,7 @@ def import_(file: Dash, /, *, where: Where | None = None) -> None:
         print_json({name: getattr(counts, name) for name in Imported.__slots__})
     else:
         console().print(
-            f"{counts.stored} records imported; {counts.present} were here, {counts.expired} had expired, "
+            f"{records(counts.stored)} imported; {counts.present} were here, {counts.expired} had expired, "
             f"{counts.failed} could not be taken"
         )
         if not counts.is_complete:

@@ -108,6 +108,7 @@ class Prompt:
         longest, label = self.longest, self.label
         key = longest.leaf.found.key.hex()
         expires_at = max(chain.expires_at for chain in self.chains)
+        pinned = any(chain.pinned for chain in self.chains)
         return Row(
             id=label.id if label else key[:16],
             names=tuple(sorted({name.id for name in self.names})),
@@ -117,8 +118,8 @@ class Prompt:
             bytes=sum(entry.stored_bytes for entry in self.blocks.values()),
             created_at=longest.created_at,
             last_used_at=self.last_used_at,
-            expires_at=expires_at if math.isfinite(expires_at) else None,
-            pinned=any(chain.pinned for chain in self.chains),
+            expires_at=expires_at if math.isfinite(expires_at) and not pinned else None,
+            pinned=pinned,
             prompt_cache_key=(label.key or None) if label else None,
             tenant=label.tenant.hex()[:8] if label and label.tenant != DEFAULT_TENANT else None,
             turns=self.turns,

@@ -22,3 +22,8 @@ def span(seconds: float) -> str:
     if left < 86400:
         return f"{left // 3600}h {left % 3600 // 60}m"
     return f"{left // 86400}d {left % 86400 // 3600}h"
+
+
+def records(count: int) -> str:
+    """`1 record`, `3 records`."""
+    return f"{count} record{'' if count == 1 else 's'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from ...engine.config import EngineConfig
 from ...engine.load.sources import CATALOGUE, HUB_SOURCE
-from ...server.config import ServerConfig, with_secrets
+from ...server.config import ConfigError, ServerConfig, with_secrets
 from . import environment
 from .flags import assemble, flags_of, given, read_file
 from .models import find_model
@@ -60,8 +61,24 @@ def configure(
         "served_name": _served_name(model),
         "derived_dir": environment.home() / "derived",
     }
+    if values.get("cache_dir") and values.get("disk_cache", True):
+        _check_folder("cache_dir", Path(values["cache_dir"]))
     values["cache_dir"] = values.get("cache_dir") or environment.prompts_dir()
     return with_secrets(server_config), assemble(EngineConfig, values)
+
+
+def _check_folder(name: str, path: Path) -> None:
+    """A folder that someone chose must be usable from the start; what is ours by default may fail later.
+
+    Raises:
+        ConfigError: it is none, cannot be made, or cannot be written to.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as err:
+        raise ConfigError(f"{name}: {path} cannot be used: {err.strerror}") from err
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}: {path} cannot be used: no permission to write there")
 
 
 def _served_name(model: str) -> str:

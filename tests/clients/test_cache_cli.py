@@ -203,7 +203,7 @@ def test_a_damaged_record_is_found_and_dropped(tmp_path: Path, capsys: pytest.Ca
         file.seek(4096 + 4096 + 10)
         file.write(b"damage")
     code, out, _ = run(capsys, "verify", "--cache-dir", tmp_path)
-    assert code == 1 and "3 records are sound" in out and "1 are not" in out
+    assert code == 1 and "3 records sound" in out and "1 not" in out
     run(capsys, "verify", "--repair", "--cache-dir", tmp_path)
     assert run(capsys, "verify", "--cache-dir", tmp_path)[0] == 0
 
@@ -228,7 +228,7 @@ def test_files_of_nobody_and_lost_parents_are_found(
     stray = segment.with_name("00000099.seg")
     stray.write_bytes(segment.read_bytes())
     code, out, _ = run(capsys, "verify", "--cache-dir", tmp_path)
-    assert code == 1 and "00000099.seg" in out and "2 records are sound" in out
+    assert code == 1 and "00000099.seg" in out and "2 records sound" in out
     assert "2 sound blocks follow one that is gone" in out
     assert run(capsys, "verify", "--repair", "--cache-dir", tmp_path)[0] == 1
     assert not stray.exists() and segment.exists()
@@ -240,6 +240,15 @@ def test_a_record_under_the_wrong_key_is_found(tmp_path: Path, capsys: pytest.Ca
     code, out, _ = run(capsys, "verify", "--repair", "--cache-dir", tmp_path)
     assert code == 1 and "another key" in out
     assert read_json(capsys, "ls", "--cache-dir", tmp_path) == []
+
+
+def test_a_pinned_prompt_is_listed_as_pinned_though_its_last_part_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = replace(blocks_of(TOKENS)[1], content=bytes(40))
+    put(tmp_path, *blocks_of(TOKENS[:64], pinned=True), part)
+    (row,) = read_json(capsys, "ls", "--cache-dir", tmp_path)
+    assert (row["pinned"], row["expires_at"], row["cached_tokens"]) == (True, None, 74)
 
 
 def test_names_delete_what_they_pin_and_other_names_keep_theirs(

@@ -65,6 +65,8 @@ def occupied_port() -> Iterator[int]:
         (["serve", "--cache-ttl", "1000d"], "cache_ttl=86400000.0 seconds must be between 1s and 366d"),
         (["serve", "--cache-bytes", "all"], "'all' is not a size"),
         (["serve", "--max-n", "0"], "max_n=0 must be at least 1"),
+        (["serve", "--cache-dir", __file__], "cannot be used: File exists"),
+        (["serve", "--cache-dir", "/proc/none"], "cache_dir: /proc/none cannot be used"),
         (["serve", "no-such-model", "--port", "0"], "no model at no-such-model"),
         (["serve", __file__, "--port", "0"], "not a GGUF file"),
         (["serve", "--config", "none.toml"], "cannot read none.toml"),
