@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine import GrammarRefused
-from ...engine.grammar import Choice, Finding, Grammar, JsonSchema, Lark, Regex
+from ...engine.grammar import Choice, Finding, Grammar, JsonSchema, Lark, Regex, Tag, Tags
 from ..errors import BadRequest
 from ..service import Service
 from .body import ignored_header
@@ -57,7 +57,24 @@ class RegexFormat(msgspec.Struct, tag="regex"):
     pattern: str
 
 
-ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat
+class Structure(msgspec.Struct, kw_only=True):
+    """A form in free text: a fixed text, JSON of a schema, a fixed text."""
+
+    begin: Annotated[str, Meta(min_length=1)]
+    schema: AnySchema
+    end: str
+
+
+class StructuralTagFormat(msgspec.Struct, tag="structural_tag"):
+    """vLLM's and SGLang's: free text in which what a trigger opens is one of the structures."""
+
+    structures: Annotated[list[Structure], Meta(min_length=1, max_length=512)]
+    triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=64)]
+
+
+ResponseFormat: TypeAlias = (
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | StructuralTagFormat
+)
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -136,6 +153,8 @@ def _asked(fields: StructuredFields) -> Iterator[Asked]:
             yield Asked("response_format", JsonSchema(given.schema, strict=bool(given.strict)))
         case RegexFormat(pattern=pattern):
             yield Asked("response_format", Regex(pattern))
+        case StructuralTagFormat() as given:
+            yield _structures(given)
     outputs = fields.structured_outputs
     if outputs is not None:
         found = list(_outputs(outputs))
@@ -160,6 +179,16 @@ def _asked(fields: StructuredFields) -> Iterator[Asked]:
         source = getattr(fields, name)
         if source is not None:
             yield Asked(name, Lark(source))
+
+
+def _structures(given: StructuralTagFormat) -> Asked:
+    for i, structure in enumerate(given.structures):
+        if not structure.begin.startswith(tuple(given.triggers)):
+            place = f"response_format.structures[{i}].begin"
+            raise _invalid(place, f"{place} starts with none of the triggers")
+    tags = tuple(Tag(one.begin, one.schema, one.end, strict=False) for one in given.structures)
+    places = tuple(f"response_format.structures[{i}].schema" for i in range(len(tags)))
+    return Asked("response_format", Tags(tags, tuple(given.triggers)), places)
 
 
 def _outputs(outputs: StructuredOutputs) -> Iterator[Asked]:

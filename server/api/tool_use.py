@@ -109,7 +109,8 @@ class ToolUse:
         )
         places = tuple(self.places[i] for i, tool in enumerate(self.tools) if tool.name in names)
         instead = None if must or text is None else text.grammar
-        assert not isinstance(instead, Tags | Thoughtful)
+        if isinstance(instead, Tags | Thoughtful):
+            raise _invalid("response_format", "structural tags and tools cannot shape one answer; give one")
         row = (forms.between, forms.opening, forms.closing, instead)
         grammar = Tags(tags, (forms.trigger,), must, self.parallel, *row)
         return Asked("tools" if text is None else text.param, grammar, places)

@@ -10,7 +10,7 @@ import pytest
 from http_server import client_of, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
-from artesian.engine.grammar import Choice, Grammar, JsonSchema, Lark, Regex
+from artesian.engine.grammar import Choice, Grammar, JsonSchema, Lark, Regex, Tag, Tags
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BASE: dict[str, dict[str, Any]] = {
@@ -31,6 +31,15 @@ SPELLINGS: list[tuple[str, Any, Grammar | None]] = [
     ("response_format", response_format(SCHEMA), JsonSchema(SCHEMA, strict=False)),
     ("response_format", response_format(SCHEMA, strict=True), JsonSchema(SCHEMA)),
     ("response_format", {"type": "regex", "pattern": "a+"}, Regex("a+")),
+    (
+        "response_format",
+        {
+            "type": "structural_tag",
+            "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+            "triggers": ["<"],
+        },
+        Tags((Tag("<f>", SCHEMA, "</f>", strict=False),), ("<",)),
+    ),
     ("structured_outputs", {"json": SCHEMA}, JsonSchema(SCHEMA)),
     ("structured_outputs", {"json": '{"type":"null"}'}, JsonSchema({"type": "null"})),
     ("structured_outputs", {"regex": "a"}, Regex("a")),
@@ -61,6 +70,21 @@ async def test_every_spelling_reaches_the_engine(path: str) -> None:
                 assert "x-ignored-fields" not in answer.headers
     wanted = [grammar for *_, grammar in SPELLINGS for _ in range(2)]
     assert [request.grammar for request in engine.requests] == wanted
+
+
+async def test_structural_tags_need_their_trigger_and_the_answer_for_themselves() -> None:
+    app, engine = scripted_app()
+    form = {"begin": "<f>", "schema": True, "end": ""}
+    tags = {"type": "structural_tag", "structures": [form], "triggers": ["<g"]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with client_of(app) as client:
+        for fields, param in (
+            ({"response_format": tags}, "response_format.structures[0].begin"),
+            ({"response_format": {**tags, "triggers": ["<"]}, "tools": tools}, "response_format"),
+        ):
+            answer = await client.post(CHAT, json={**BASE[CHAT], **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not engine.requests
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
