@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
@@ -11,6 +11,7 @@ import tokenizers
 from ..errors import ContextTooLong, InvalidRequest
 from .conversation import Conversation
 from .deepseek import template_of
+from .guard import Guard
 from .template import CHATML, ChatTemplate, PromptTemplate
 from .tokenizer import Tokenizer
 from .unicode import require_unicode
@@ -23,6 +24,11 @@ class Codec:
     tokenizer: Tokenizer
     template: PromptTemplate | None
     """None for a model that is not made for chat."""
+    _guard: Guard = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = (self.tokenizer.token_name(token_id) or "" for token_id in self.tokenizer.special_ids)
+        object.__setattr__(self, "_guard", Guard(names))
 
     @classmethod
     def build(
@@ -97,21 +103,25 @@ class Codec:
         limit: int | None = None,
     ) -> list[int]:
         """The prompt's ids: one BOS if the vocabulary asks for it, whether or not the template writes it;
-        never an EOS that the template did not write.
+        never an EOS that the template did not write. Names of special tokens in what users and tools say are
+        ordinary text.
 
         Raises:
             InvalidRequest: as `render_chat`.
             ContextTooLong: as `encode_prompt`.
         """
         text = self.render_chat(
-            conversation,
+            self._guard.guarded(conversation),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=kwargs,
         )
         require_unicode(text, "messages")  # a tool's schema is the one text not checked before
         self._check_length(text, limit, "messages")
-        return self.tokenizer.with_bos(self.tokenizer.encode(text, add_special=False))
+        ids: list[int] = []
+        for piece, is_control in self._guard.pieces(text):
+            ids += self.tokenizer.encode(piece, add_special=False, parse_special=is_control)
+        return self.tokenizer.with_bos(ids)
 
     def encode_prompt(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
         """The ids of a plain prompt.
