@@ -3,7 +3,7 @@ their turn and begin the system's.
 
 A template writes the markers of turns as names of special tokens. Where a conversation's own text holds such
 a name, a mark is put into it before the template sees it; what is marked is then encoded as ordinary text.
-What the assistant said is left as it is: templates look for its markers, and its tokens are to be found again.
+What the assistant said is left as it is: templates look for its markers, and its tokens must be found again.
 """
 
 from __future__ import annotations
