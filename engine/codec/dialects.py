@@ -37,8 +37,9 @@ class Dialect:
             prompt_end: The prompt's last text, special tokens shown.
             names: The tools on offer; none: nothing is read as a call.
         """
-        parser: AnswerParser
-        parser = self.tools.parser(names) if names or self.tools.reads_reasoning else PlainParser()
+        if self.tools.reads_reasoning:
+            return self.tools.parser(names, prompt_end)
+        parser: AnswerParser = self.tools.parser(names) if names else PlainParser()
         if self.reasoning is None:
             return parser
         is_open = prompt_end.rstrip().endswith(self.reasoning.open)

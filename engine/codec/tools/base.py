@@ -55,13 +55,13 @@ class Markers:
 class Calls:
     """The segments of one answer as they are found. White space around calls is theirs, not the text's."""
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
-        self._new_id = new_id
+    def __init__(self, new_id: Callable[[], str] = new_call_id, space: str = SPACE) -> None:
+        self._new_id, self._white = new_id, space
         self._out: list[Segment] = []
         self._count = 0
         self._is_open = False
         self._space = ""
-        self._is_behind_call = False
+        self._is_behind_marker = False
 
     def drain(self) -> list[Segment]:
         """What has been found since the last call."""
@@ -70,15 +70,23 @@ class Calls:
 
     def text(self, text: str) -> None:
         """Text; white space at its end waits for what follows."""
-        if self._is_behind_call:
-            text = text.lstrip(SPACE)
-        solid = text.rstrip(SPACE)
+        if self._is_behind_marker:
+            text = text.lstrip(self._white)
+        solid = text.rstrip(self._white)
         if solid:
-            self._is_behind_call = False
+            self._is_behind_marker = False
             self._out.append(Text(self._space + solid))
             self._space = text[len(solid) :]
         else:
             self._space += text
+
+    def add(self, segment: Segment) -> None:
+        """Something that is neither text nor of a call."""
+        self._out.append(segment)
+
+    def marker(self) -> None:
+        """A marker that is shown to nobody: white space around it is its own."""
+        self._space, self._is_behind_marker = "", True
 
     def begin(self, name: str) -> None:
         self._space = ""
@@ -92,7 +100,7 @@ class Calls:
     def end(self) -> None:
         self._out.append(CallEnd(self._count))
         self._count += 1
-        self._is_open, self._is_behind_call = False, True
+        self._is_open, self._is_behind_marker = False, True
 
     def close(self) -> None:
         """The answer ends: an open call ends with the arguments it has."""
@@ -106,8 +114,8 @@ class Calls:
 class Machine:
     """A parser as states. A state takes from `rest` what it can and says whether another may go on."""
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
-        self.calls = Calls(new_id)
+    def __init__(self, new_id: Callable[[], str] = new_call_id, space: str = SPACE) -> None:
+        self.calls = Calls(new_id, space)
         self.rest = ""
         self.state: Callable[[], bool] = self.read_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..segments import AnswerParser
@@ -19,8 +19,8 @@ class ToolDialect:
     """A model speaks it if its template has all texts of one of these."""
     markers: tuple[str, ...]
     """What must be visible in an answer's text, be it a special token or not."""
-    parser: Callable[[Collection[str]], AnswerParser]
-    """Makes a parser for the tools of these names."""
+    parser: Callable[..., AnswerParser]
+    """Makes a parser for the tools of these names; one that reads thoughts is told the prompt's end too."""
     forms: CallForms | None = None
     """None: its calls are not a JSON value between fixed texts."""
     reads_reasoning: bool = False
