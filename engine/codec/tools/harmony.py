@@ -34,7 +34,7 @@ FORMS = CallForms(
     end="",
     between=f"{END}{START}assistant",
 )
-"""Without a channel, so that it fits behind `assistant` and behind `commentary`; `<|call|>` ends the answer."""
+"""No channel, so that it fits behind `assistant` as well as `commentary`; `<|call|>` ends the answer."""
 
 
 class HarmonyParser(CallMachine):
@@ -77,21 +77,26 @@ class HarmonyParser(CallMachine):
         window = self.rest[:MAX_HEAD_CHARS]
         found = _HEAD_ENDS.search(window)
         if found is None:
-            return len(window) == MAX_HEAD_CHARS and self._begin_message(is_thought=False)
+            if len(window) < MAX_HEAD_CHARS:
+                return False
+            self._begin_message(is_thought=False)
+            self._say(window)
+            self.rest = self.rest[len(window) :]
+            return True
         head, self.rest = window[: found.start()], self.rest[found.end() :]
         if found[0] != MESSAGE:
             self._drop(head)
             self.state = self.read_text
             return True
+        head = head[max(0, head.rfind(START)) :]
         channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
         if recipient is not None and self.names:
             name = recipient[1].removeprefix(_FUNCTIONS)
             if name != recipient[1] or name in self.names:
                 return self.begin_arguments(name, _BODY_ENDS)
         told = channel[1] if channel else ""
-        return self._begin_message(
-            is_thought=told == "analysis" or (recipient is not None and told != "final")
-        )
+        is_for_reader = told == "final" or (told != "analysis" and recipient is None)
+        return self._begin_message(is_thought=not is_for_reader)
 
     def _drop(self, head: str) -> None:
         """A head that nothing follows says nothing, if it is one."""

@@ -1,6 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and in newer models `[TOOL_CALLS]name[ARGS]{...}`.
+"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, newer `[TOOL_CALLS]name[ARGS]{...}`.
 
-The second form may tell an id, `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, or leave `[ARGS]` out.
+The newer form may tell an id, `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, or leave `[ARGS]` out.
 """
 
 from __future__ import annotations

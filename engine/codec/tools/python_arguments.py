@@ -1,6 +1,6 @@
 """Python's keyword arguments as a JSON object, translated as they come.
 
-It goes token by token and judges nothing: literals of Python and of JSON become JSON, any other word a string.
+It goes token by token and judges nothing: literals of Python and of JSON become JSON, other words strings.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-
-from .base import SPACE
 
 _QUOTES = "'\""
 _CLOSERS = {"(": "]", "[": "]", "{": "}"}
