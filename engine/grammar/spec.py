@@ -49,13 +49,17 @@ class Tags(msgspec.Struct, frozen=True, tag="tags"):
 
     tags: tuple[Tag, ...]
     triggers: tuple[str, ...]
-    """Each form's `begin` starts with one of them."""
+    """Each form's `begin` starts with one of them, or the `opening` does."""
     required: bool = False
     """No free text: the answer is one form at least."""
     parallel: bool = True
     """More than one form may occur."""
     between: str = ""
     """What stands between two forms that follow each other."""
+    opening: str = ""
+    """What stands in front of the first of them; "": forms stand alone in free text."""
+    closing: str = ""
+    """What stands behind the last, if there is an opening."""
 
 
 Grammar = JsonSchema | Regex | Choice | Lark | Tags

@@ -24,11 +24,20 @@ def tags_to_lark(tags: Tags, tokenizer: Tokenizer, eos_token_ids: Sequence[int])
     """
     names = {tokenizer.token_name(i): i for i in sorted(tokenizer.special_ids)}
     terms = _Terms({name: token_id for name, token_id in names.items() if name})
-    forms = [f"{terms.of(tag.begin)} @json_{i} {terms.of(tag.end)}" for i, tag in enumerate(tags.tags)]
     if tags.required:
-        more = f" ({terms.of(tags.between)} form)*" if tags.parallel else ""
-        return f"start: form{more}\nform: {' | '.join(forms)}\n"
+        whole = f"{terms.of(tags.opening)} {_in_a_row(tags, terms)} {terms.of(tags.closing)}"
+        return f"start: {whole}\n{_any_form(tags, terms)}\n"
     return _free_text(tags, terms, sorted(tokenizer.special_ids - set(eos_token_ids)))
+
+
+def _any_form(tags: Tags, terms: _Terms) -> str:
+    forms = [f"{terms.of(tag.begin)} @json_{i} {terms.of(tag.end)}" for i, tag in enumerate(tags.tags)]
+    return f"any_form: {' | '.join(forms)}"
+
+
+def _in_a_row(tags: Tags, terms: _Terms) -> str:
+    more = f" ({terms.of(tags.between)} any_form)*" if tags.parallel else ""
+    return f"any_form{more}"
 
 
 def _free_text(tags: Tags, terms: _Terms, special_ids: list[int]) -> str:
@@ -41,11 +50,7 @@ def _free_text(tags: Tags, terms: _Terms, special_ids: list[int]) -> str:
             if not trigger.startswith(terms.name_of(ids[0])) or len(ids) > 1:
                 raise ValueError(f"the trigger {trigger!r} has a special token behind text")
             special_ids = [token_id for token_id in special_ids if token_id != ids[0]]
-        own = [
-            f"{terms.of(tag.begin.removeprefix(trigger))} @json_{i} {terms.of(tag.end)}"
-            for i, tag in enumerate(tags.tags)
-            if tag.begin.startswith(trigger) and _trigger_of(tags, tag.begin) == trigger
-        ]
+        own = _opened_by(trigger, tags, terms)
         if not own:
             continue
         if ids:
@@ -55,7 +60,9 @@ def _free_text(tags: Tags, terms: _Terms, special_ids: list[int]) -> str:
             rules.append(f"trigger_{number}[lazy]: TEXT {terms.of(trigger)}")
         opened.append(f"trigger_{number} ({' | '.join(own)})")
     for tag in tags.tags:
-        _trigger_of(tags, tag.begin)
+        _trigger_of(tags, tags.opening or tag.begin)
+    if tags.opening:
+        rules.append(_any_form(tags, terms))
     special = " | ".join(f"<[{span}]>" for span in _spans(special_ids))
     other = f"(PLAIN? ({special}))* " if special else ""
     without = "".join(f" & ~/(.|\\n)*{_pattern(text)}(.|\\n)*/" for text in texts)
@@ -72,11 +79,25 @@ def _free_text(tags: Tags, terms: _Terms, special_ids: list[int]) -> str:
     )
 
 
+def _opened_by(trigger: str, tags: Tags, terms: _Terms) -> list[str]:
+    """What may follow a trigger."""
+    if tags.opening:
+        if _trigger_of(tags, tags.opening) != trigger:
+            return []
+        opening, closing = terms.of(tags.opening.removeprefix(trigger)), terms.of(tags.closing)
+        return [f"{opening} {_in_a_row(tags, terms)} {closing}"]
+    return [
+        f"{terms.of(tag.begin.removeprefix(trigger))} @json_{i} {terms.of(tag.end)}"
+        for i, tag in enumerate(tags.tags)
+        if tag.begin.startswith(trigger) and _trigger_of(tags, tag.begin) == trigger
+    ]
+
+
 def _trigger_of(tags: Tags, begin: str) -> str:
     for trigger in tags.triggers:
         if begin.startswith(trigger):
             return trigger
-    raise ValueError(f"the tag {begin!r} begins with none of the triggers {tags.triggers!r}")
+    raise ValueError(f"the text {begin!r} begins with none of the triggers {tags.triggers!r}")
 
 
 class _Terms:

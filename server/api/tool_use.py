@@ -96,7 +96,16 @@ class ToolUse:
             for tool in self.tools
             if tool.name in names
         )
-        return Asked("tools", Tags(tags, (forms.trigger,), must, self.parallel, forms.between))
+        shape = Tags(
+            tags,
+            (forms.trigger,),
+            required=must,
+            parallel=self.parallel,
+            between=forms.between,
+            opening=forms.opening,
+            closing=forms.closing,
+        )
+        return Asked("tools", shape)
 
 
 NO_TOOLS = ToolUse()

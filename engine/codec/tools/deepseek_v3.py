@@ -26,12 +26,14 @@ _FENCED = re.compile(r"\s*([\w.-]+)\s*(?:```(?:json)?\s*)?")
 _FENCED_BEGUN = re.compile(r"\s*[\w.-]*\s*`{0,3}[a-z]*\s*")
 
 FENCED_FORMS = CallForms(
-    trigger=CALL,
+    trigger=OPEN,
     begin=CALL + _KIND + SEPARATOR + "{name}\n" + _FENCE + "\n",
     end="\n```" + CALL_END,
     between="\n",
+    opening=OPEN,
+    closing=CLOSE,
 )
-FORMS = CallForms(trigger=CALL, begin=CALL + "{name}" + SEPARATOR, end=CALL_END)
+FORMS = CallForms(trigger=OPEN, begin=CALL + "{name}" + SEPARATOR, end=CALL_END, opening=OPEN, closing=CLOSE)
 
 
 class DeepSeekV3Parser(CallMachine):

@@ -17,7 +17,14 @@ _OPEN = Markers(OPEN)
 _HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\]|(?=\{))")
 _HEAD_BEGUN = re.compile(r"\s*[\w.-]*\s*(?:\[[A-Z_]*\]?\s*[\w-]*\s*(?:\[[A-Z]*\]?)?)?")
 
-ARRAY_FORMS = CallForms(trigger=OPEN, begin=OPEN + ' [{{"name": {quoted}, "arguments": ', end="}]")
+ARRAY_FORMS = CallForms(
+    trigger=OPEN,
+    begin='{{"name": {quoted}, "arguments": ',
+    end="}",
+    between=", ",
+    opening=OPEN + " [",
+    closing="]",
+)
 FORMS = CallForms(trigger=OPEN, begin=OPEN + "{name}" + ARGS, end="")
 
 

@@ -269,8 +269,9 @@ def test_what_a_grammar_writes_is_read_as_it_was_meant(row: ToolDialect, argumen
     name, forms = row.names[0], row.forms
     assert forms is not None
     begins = [forms.begin_of(tool) for tool in NAMES]
-    assert all(begin.startswith(forms.trigger) for begin in begins)
+    assert all((forms.opening or begin).startswith(forms.trigger) for begin in begins)
     text = forms.between.join(begin + arguments + forms.end for begin in begins)
+    text = forms.opening + text + forms.closing
     expected = [segment for i, tool in enumerate(NAMES) for segment in call(i, tool, arguments)]
     assert read(parser_of(name), [text]) == expected
     assert read(parser_of(name), text) == expected
