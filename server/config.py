@@ -59,6 +59,10 @@ class ServerConfig:
     """Seconds that a stream which asked to be resumable goes on when its reader has left."""
     shutdown_timeout_s: float = 30.0
     """Seconds that running requests may take to finish after SIGTERM."""
+    tool_call_parser: str | None = None
+    """Dialect in which tool calls are read out of answers. Default: the one that the chat template shows."""
+    reasoning_parser: str | None = None
+    """Markers by which thoughts are told from answers; `none` = no thoughts. Default: the chat template's."""
     normalise_prompts: bool = False
     """Replace meaningless identifiers in the first system message, so that prompts can be reused."""
     strict_fields: bool = False

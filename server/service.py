@@ -11,9 +11,10 @@ from anyio.to_thread import current_default_thread_limiter
 
 from ..engine import Engine
 from ..engine.codec import Codec
-from ..engine.codec.dialects import find_dialect
+from ..engine.codec.dialects import UnknownDialect, find_dialect
+from ..engine.codec.template import ChatTemplate
 from .cache_trace import TraceBook
-from .config import ServerConfig
+from .config import ConfigError, ServerConfig
 from .errors import model_not_found
 from .metrics import Telemetry
 from .stream.runs import Runs
@@ -23,12 +24,25 @@ CODEC_THREADS = 2
 
 
 class Service:
-    """One engine behind HTTP."""
+    """One engine behind HTTP.
+
+    Raises:
+        ConfigError: no such parser.
+    """
 
     def __init__(self, engine: Engine, codec: Codec, config: ServerConfig, telemetry: Telemetry) -> None:
         self.engine, self.codec, self.config, self.telemetry = engine, codec, config, telemetry
-        source = None if codec.template is None else codec.template.source
-        self.dialect = find_dialect(source, codec.tokenizer)
+        template = codec.template
+        try:
+            self.dialect = find_dialect(
+                None if template is None else template.source,
+                codec.tokenizer,
+                shows_tools=not isinstance(template, ChatTemplate) or template.shows_tools,
+                tool_call_parser=config.tool_call_parser,
+                reasoning_parser=config.reasoning_parser,
+            )
+        except UnknownDialect as err:
+            raise ConfigError(str(err)) from err
         """How the model writes thoughts and calls."""
         self.codec_pool = ThreadPoolExecutor(CODEC_THREADS, "codec")
         self.traces = TraceBook()

@@ -18,7 +18,7 @@ PROMPT_END_TOKENS = 16
 
 
 class UnknownDialect(ValueError):
-    """No such name; the message lists the names there are."""
+    """No such name; the message names the field, and the names there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,28 @@ def find_dialect(
     template: str | None,
     tokenizer: Tokenizer,
     *,
-    tool_parser: str | None = None,
+    shows_tools: bool = True,
+    tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> Dialect:
     """The dialect of a model, from its template's source; the names override what it says ("none": none).
 
+    Args:
+        shows_tools: Whether the template tells tools; if not, the prompt asks for calls in Hermes' form.
+
     Raises:
         UnknownDialect: no such name.
     """
-    tools = (
-        _named(tool_parser, TOOL_DIALECTS, lambda dialect: dialect.names)
-        if tool_parser
-        else next((row for row in TOOL_DIALECTS if row.is_shown_in(template or "")), TOOL_DIALECTS[-1])
-    )
+    if tool_call_parser:
+        tools = _named("tool_call_parser", tool_call_parser, TOOL_DIALECTS, lambda dialect: dialect.names)
+    else:
+        shown = (row for row in TOOL_DIALECTS if row.is_shown_in(template or ""))
+        tools = next((row for row in shown if shows_tools or row.reads_reasoning), TOOL_DIALECTS[-1])
     reasoning: ReasoningMarks | None
     if tools.reads_reasoning or reasoning_parser == "none":
         reasoning = None
     elif reasoning_parser:
-        reasoning = _named(reasoning_parser, REASONING_MARKS, lambda marks: marks.names)
+        reasoning = _named("reasoning_parser", reasoning_parser, REASONING_MARKS, lambda marks: marks.names)
     else:
         reasoning = next((marks for marks in REASONING_MARKS if marks.close in (template or "")), None)
     markers = [*tools.markers, *([reasoning.open, reasoning.close] if reasoning else [])]
@@ -88,9 +92,9 @@ def find_dialect(
     return Dialect(tools, reasoning, not special.isdisjoint(markers))
 
 
-def _named(name: str, rows: Sequence[T], names_of: Callable[[T], tuple[str, ...]]) -> T:
+def _named(field: str, name: str, rows: Sequence[T], names_of: Callable[[T], tuple[str, ...]]) -> T:
     for row in rows:
         if name in names_of(row):
             return row
     known = ", ".join(sorted({one for row in rows for one in names_of(row)}))
-    raise UnknownDialect(f"{name!r} is unknown; expected one of {known}")
+    raise UnknownDialect(f"{field}={name!r} is unknown; expected one of {known}")

@@ -1,6 +1,6 @@
 """Tool dialects: how models write calls, and the machines that read them."""
 
-from . import dsml, hermes
+from . import deepseek_v3, dsml, harmony, hermes, llama, mistral, pythonic
 from .base import new_call_id
 from .dialect import ToolDialect
 from .forms import CallForms, MemberForms
@@ -23,6 +23,55 @@ TOOL_DIALECTS = (
         forms=dsml.V4_FORMS,
         reads_reasoning=True,
         thoughts=(dsml.THINK, dsml.THOUGHT),
+    ),
+    ToolDialect(
+        names=("openai", "harmony", "gpt_oss"),
+        signs=((harmony.CHANNEL, harmony.MESSAGE),),
+        markers=harmony.MARKERS,
+        parser=harmony.HarmonyParser,
+        forms=harmony.FORMS,
+        reads_reasoning=True,
+    ),
+    ToolDialect(
+        names=("deepseek_v3",),
+        signs=((deepseek_v3.CALL, "```json"),),
+        markers=deepseek_v3.MARKERS,
+        parser=deepseek_v3.DeepSeekV3Parser,
+        forms=deepseek_v3.FENCED_FORMS,
+    ),
+    ToolDialect(
+        names=("deepseek_v31",),
+        signs=((deepseek_v3.CALL,),),
+        markers=deepseek_v3.MARKERS,
+        parser=deepseek_v3.DeepSeekV3Parser,
+        forms=deepseek_v3.FORMS,
+    ),
+    ToolDialect(
+        names=("mistral_args",),
+        signs=((mistral.OPEN, mistral.ARGS),),
+        markers=mistral.MARKERS,
+        parser=mistral.MistralParser,
+        forms=mistral.FORMS,
+    ),
+    ToolDialect(
+        names=("mistral",),
+        signs=((mistral.OPEN,),),
+        markers=mistral.MARKERS,
+        parser=mistral.MistralParser,
+        forms=mistral.ARRAY_FORMS,
+    ),
+    ToolDialect(
+        names=("pythonic", "llama4_pythonic", "lfm2", "olmo3"),
+        signs=(("[func_name1(",), ("<|tool_call_start|>",), ("<|tool_list_start|>",), ("<function_calls>",)),
+        markers=pythonic.MARKERS,
+        parser=pythonic.PythonicParser,
+    ),
+    ToolDialect(
+        names=("llama3_json", "llama4_json"),
+        signs=(("<|start_header_id|>", '"parameters": '), ("<|header_start|>", '"parameters": ')),
+        markers=llama.MARKERS,
+        parser=llama.LlamaParser,
+        forms=llama.FORMS,
     ),
     ToolDialect(
         names=("hermes", "qwen3", "qwen2_5"),

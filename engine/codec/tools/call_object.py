@@ -13,6 +13,8 @@ from .base import SPACE, Calls
 
 NAMES = frozenset({"name"})
 ARGUMENTS = frozenset({"arguments", "parameters"})
+MEMBERS = NAMES | ARGUMENTS | {"type", "id"}
+"""What may stand in front of the name where nothing but its members tells a call."""
 
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
@@ -66,7 +68,7 @@ class CallObject:
 
     Args:
         opening: The text that led here; text too if this is no call.
-        known: Names that count; None = all.
+        known: Names that count, and no other members in front of them; None = all.
     """
 
     def __init__(self, calls: Calls, opening: str = "", known: Collection[str] | None = None) -> None:
@@ -82,6 +84,10 @@ class CallObject:
         self._value: list[str] = []
         self._streams = False
         self._held: list[str] = []
+
+    @property
+    def is_call(self) -> bool:
+        return self._has_begun
 
     def feed(self, text: str) -> str:
         """Take a piece; what is behind the object, or behind where it breaks, is given back."""
@@ -151,6 +157,8 @@ class CallObject:
             key = _string(text)
             self._key = "" if key is None else key
             self._state = "colon"
+            if self._known is not None and not self._has_begun and self._key not in MEMBERS:
+                self._close()
             return
         self._state = "comma"
         if self._key in ARGUMENTS:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterable
 
 import pytest
+from answer_segments import call, parser_of, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artesian.engine.codec.dialects import Dialect
-from artesian.engine.codec.reasoning import REASONING_MARKS
 from artesian.engine.codec.segments import (
     AnswerParser,
     CallArguments,
@@ -22,43 +20,9 @@ from artesian.engine.codec.segments import (
     Segment,
     Text,
 )
-from artesian.engine.codec.tools import TOOL_DIALECTS, ToolDialect
+from artesian.engine.codec.tools import TOOL_DIALECTS
 
-NAMES = ("get_weather", "add", "now")
 WEATHER = '{"city": "Zürich \\"</tool_call>\\" {", "days": [1, 2]}'
-
-
-def read(parser: AnswerParser, pieces: Iterable[str]) -> list[Segment]:
-    """All segments, with what follows each other joined and ids taken out."""
-    segments = [segment for piece in pieces for segment in parser.feed(piece)] + parser.finish()
-    joined: list[Segment] = []
-    for segment in segments:
-        last = joined[-1] if joined else None
-        match last, segment:
-            case Text(before), Text(text):
-                joined[-1] = Text(before + text)
-            case Reasoning(before), Reasoning(text):
-                joined[-1] = Reasoning(before + text)
-            case CallArguments(index, before), CallArguments(other, text) if index == other:
-                joined[-1] = CallArguments(index, before + text)
-            case _, CallBegin(index, _, name):
-                joined.append(CallBegin(index, "", name))
-            case _:
-                joined.append(segment)
-    return joined
-
-
-def dialect(name: str) -> ToolDialect:
-    return next(row for row in TOOL_DIALECTS if name in row.names)
-
-
-def parser_of(name: str, reasoning: str | None = None, prompt_end: str = "") -> AnswerParser:
-    marks = next((row for row in REASONING_MARKS if reasoning in row.names), None)
-    return Dialect(dialect(name), marks, False).parser(prompt_end, NAMES)
-
-
-def call(index: int, name: str, arguments: str) -> list[Segment]:
-    return [CallBegin(index, "", name), CallArguments(index, arguments), CallEnd(index)]
 
 
 RECORDED: dict[str, tuple[str, str, list[Segment]]] = {
