@@ -107,7 +107,8 @@ class ToolUse:
             for tool in self.tools
             if tool.name in names
         )
-        places = tuple(self.places[i] for i, tool in enumerate(self.tools) if tool.name in names)
+        at = self.places or [f"tools[{i}]" for i in range(len(self.tools))]
+        places = tuple(at[i] for i, tool in enumerate(self.tools) if tool.name in names)
         instead = None if must or text is None else text.grammar
         if isinstance(instead, Tags | Thoughtful):
             raise _invalid("response_format", "structural tags and tools cannot shape one answer; give one")

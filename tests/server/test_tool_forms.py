@@ -20,7 +20,7 @@ from artesian.server.api.tool_use import ToolUse
 ADD = Tool("add", None, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
 END = "<eos>"
-ROWS = [row for row in TOOL_DIALECTS if row.forms]
+ROWS = [row for row in TOOL_DIALECTS if row.forms and not row.forms.members]
 
 
 class Model:

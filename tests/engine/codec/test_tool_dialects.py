@@ -263,8 +263,11 @@ def test_an_answer_that_ends_anywhere_ends_its_calls(title: str) -> None:
         assert read(parser_of(name), text[:at]) == segments
 
 
+WITH_JSON = [row for row in TOOL_DIALECTS if row.forms and not row.forms.members]
+
+
 @pytest.mark.parametrize("arguments", ["{}", ADD, HARD])
-@pytest.mark.parametrize("row", [row for row in TOOL_DIALECTS if row.forms], ids=lambda row: row.names[0])
+@pytest.mark.parametrize("row", WITH_JSON, ids=lambda row: row.names[0])
 def test_what_a_grammar_writes_is_read_as_it_was_meant(row: ToolDialect, arguments: str) -> None:
     name, forms = row.names[0], row.forms
     assert forms is not None
