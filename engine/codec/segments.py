@@ -39,9 +39,11 @@ class CallArguments(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, gc=False):
-    """A call's arguments are complete."""
+    """A call ends."""
 
     index: int
+    is_whole: bool = True
+    """Not so if the answer ended before the call did: nothing to act on."""
 
 
 Segment: TypeAlias = Text | Reasoning | CallBegin | CallArguments | CallEnd

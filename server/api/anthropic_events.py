@@ -157,7 +157,7 @@ class MessageEvents:
             return "max_tokens", None
         if isinstance(end.stop_reason, str):
             return "stop_sequence", end.stop_reason
-        if any(isinstance(block, ToolUseBlock) for block in self.body.content):
+        if self._answers is not None and self._answers.finish_reason(end) == "tool_calls":
             return "tool_use", None
         return "end_turn", None
 

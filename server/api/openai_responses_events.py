@@ -182,8 +182,8 @@ class ResponseEvents:
                 if isinstance(self._open, FunctionCallOutput):
                     fields = {"item_id": self._open.id, "output_index": self._index, "delta": text}
                     events.append(self._event("response.function_call_arguments.delta", **fields))
-            case CallEnd():
-                self._close(events, is_whole=self._end is None or _is_json("".join(self._pieces)))
+            case CallEnd(_, is_whole):
+                self._close(events, is_whole=is_whole)
 
     def _called(self, call_id: str, name: str) -> FunctionCallOutput | CustomCallOutput:
         tool = self._offered.get(name, Offered(None, name, False))
@@ -262,11 +262,3 @@ class ResponseEvents:
     def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
         return Event(kind, encode({"type": kind, "sequence_number": self._number, **fields}))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from ...engine import Delta
 from ...engine.codec import Codec
 from ...engine.codec.dialects import PROMPT_END_TOKENS, Dialect
-from ...engine.codec.segments import CallBegin, Reasoning, Segment
+from ...engine.codec.segments import CallEnd, Reasoning, Segment
 
 
 def prompt_end(codec: Codec, prompt: Sequence[int]) -> str:
@@ -42,8 +42,9 @@ class Answers:
         return self._choices[delta.index].take(delta)
 
     def finish_reason(self, delta: Delta) -> str | None:
-        """Why a choice ended, as the protocols tell it: "tool_calls" if it stopped by itself after calls."""
-        if delta.finish_reason == "stop" and self._choices[delta.index].has_calls:
+        """Why a choice ended, as the protocols tell it: "tool_calls" if it stopped by itself after calls.
+        A call that a stop string or the model itself broke off is none to act on."""
+        if delta.finish_reason == "stop" and self._choices[delta.index].calls_are_whole:
             return "tool_calls"
         return delta.finish_reason
 
@@ -53,7 +54,7 @@ class _Choice:
         self._parser = dialect.parser(prompt_end, tools)
         self._undecided = 0
         self.reasoning_tokens = 0
-        self.has_calls = False
+        self.calls_are_whole = False
 
     def take(self, delta: Delta) -> list[Segment]:
         segments = self._parser.feed(delta.text)
@@ -64,6 +65,7 @@ class _Choice:
             if isinstance(segments[0], Reasoning):
                 self.reasoning_tokens += self._undecided
             self._undecided = 0
-            if not self.has_calls:
-                self.has_calls = any(isinstance(segment, CallBegin) for segment in segments)
+            for segment in segments:
+                if isinstance(segment, CallEnd):
+                    self.calls_are_whole = segment.is_whole
         return segments

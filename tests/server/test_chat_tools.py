@@ -186,6 +186,31 @@ async def test_why_an_answer_ended(
         assert (await scene.whole(script, **fields))["choices"][0]["finish_reason"] == end
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "stop", "end"),
+    [
+        (ONE, "Köln", "stop"),
+        (ONE[:50], None, "stop"),
+        (ONE[:40], None, "stop"),
+        (f"{ONE}{ONE[:50]}", None, "stop"),
+        (ONE, "</tool_call>", "tool_calls"),
+        (TWO, "</tool_call>", "tool_calls"),
+    ],
+)
+async def test_a_call_that_was_broken_off_is_none_to_act_on(
+    scene: Scene, stream: bool, text: str, stop: str | None, end: str
+) -> None:
+    fields = {"tools": [WEATHER, CLOCK], "stop": stop}
+    script = Script(text=text)
+    if stream:
+        found = merged(await scene.chunks(script, **fields))
+        assert found["tool_calls"] and found["end"] == end
+    else:
+        chosen = (await scene.whole(script, **fields))["choices"][0]
+        assert chosen["message"]["tool_calls"] and chosen["finish_reason"] == end
+
+
 async def test_with_choice_none_tools_are_not_told_and_calls_are_text(scene: Scene) -> None:
     answer = await scene.whole(Script(text=ONE), tools=[WEATHER], tool_choice="none")
     assert answer["choices"][0]["message"]["content"] == ONE

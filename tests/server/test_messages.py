@@ -190,6 +190,15 @@ async def test_a_stop_sequence_is_named(client: httpx.AsyncClient) -> None:
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("max_tokens", None)
 
 
+async def test_a_tool_use_that_was_broken_off_is_none_to_act_on(
+    engine: ScriptedEngine, client: httpx.AsyncClient
+) -> None:
+    engine.script = Script(text='<tool_call>\n{"name": "weather", "arguments": {"city": "K')
+    body = (await client.post(URL, json=body_of(tools=[WEATHER]))).json()
+    assert body["content"][0]["input"] == {"_partial": '{"city": "K'}
+    assert (body["stop_reason"], body["stop_sequence"]) == ("end_turn", None)
+
+
 async def test_a_fault_in_the_middle_is_an_error_event() -> None:
     app, _ = scripted_app(ScriptedEngine(toy_codec(), Script(text="Hello", fail_after=2)))
     async with client_of(app) as client:

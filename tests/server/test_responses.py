@@ -332,10 +332,16 @@ async def test_a_custom_tool_gets_its_text(engine: ScriptedEngine, client: httpx
     assert events[-3]["type"] == "response.custom_tool_call_input.done"
 
 
-async def test_a_call_that_was_cut_is_incomplete(engine: ScriptedEngine, client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("length", [35, 40, 60])
+async def test_a_call_that_was_cut_is_incomplete(
+    engine: ScriptedEngine, client: httpx.AsyncClient, length: int
+) -> None:
     engine.script = Script(text=CALL)
-    body = await create(client, tools=[WEATHER], max_output_tokens=60)
+    body = await create(client, tools=[WEATHER], max_output_tokens=length)
     assert body["status"] == "incomplete" and body["output"][-1]["status"] == "incomplete"
+    engine.script = Script(text=CALL[:length])
+    body = await create(client, tools=[WEATHER])
+    assert body["status"] == "completed" and body["output"][-1]["status"] == "incomplete"
 
 
 @pytest.mark.parametrize(

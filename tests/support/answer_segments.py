@@ -51,5 +51,5 @@ def parser_of(
     return Dialect(dialect(name), marks, False).parser(prompt_end, tools)
 
 
-def call(index: int, name: str, arguments: str) -> list[Segment]:
-    return [CallBegin(index, "", name), CallArguments(index, arguments), CallEnd(index)]
+def call(index: int, name: str, arguments: str, *, is_whole: bool = True) -> list[Segment]:
+    return [CallBegin(index, "", name), CallArguments(index, arguments), CallEnd(index, is_whole)]

@@ -97,15 +97,15 @@ class Calls:
         if text:
             self._out.append(CallArguments(self._count, text))
 
-    def end(self) -> None:
-        self._out.append(CallEnd(self._count))
+    def end(self, *, is_whole: bool = True) -> None:
+        self._out.append(CallEnd(self._count, is_whole))
         self._count += 1
         self._is_open, self._is_behind_marker = False, True
 
     def close(self) -> None:
         """The answer ends: an open call ends with the arguments it has."""
         if self._is_open:
-            self.end()
+            self.end(is_whole=False)
         if self._space:
             self._out.append(Text(self._space))
         self._space = ""

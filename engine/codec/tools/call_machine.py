@@ -24,7 +24,12 @@ class BareArguments:
         self._is_empty = True
         self._space = ""
         """Behind arguments that are no object: it waits for what follows."""
-        self.is_over = False
+        self.is_over = self._is_closed = False
+
+    @property
+    def has_open_object(self) -> bool:
+        """An object has begun and not ended."""
+        return self._span is not None and not self._is_closed
 
     def feed(self, text: str) -> str:
         """Take a piece; what is behind the arguments, or may yet become a marker, is given back."""
@@ -35,7 +40,7 @@ class BareArguments:
         if self._span is not None:
             end = self._span.take(text)
             self._give(text[:end])
-            self.is_over = end is not None
+            self.is_over = self._is_closed = end is not None
             return "" if end is None else text[end:]
         before, marker, rest = self._ends.split(text)
         solid = before.rstrip(SPACE)
@@ -118,6 +123,7 @@ class CallMachine(Machine):
         elif self.state == self._read_arguments:
             self.calls.arguments(self.rest)
             self._arguments.finish()
+            self.calls.end(is_whole=not self._arguments.has_open_object)
             self.rest = ""
         self.calls.text(self.led)
         self.led = ""

@@ -188,12 +188,13 @@ class CallObject:
         """No more is to come."""
         if self.is_over:
             return
+        is_whole = self._has_arguments
         if self._state == "value" and self._key in ARGUMENTS and not self._streams:
             self._arguments("".join(self._value))
             self._has_arguments = True
-        self._close()
+        self._close(is_whole=is_whole)
 
-    def _close(self) -> None:
+    def _close(self, *, is_whole: bool = True) -> None:
         """What has begun ends here; what has not was no call."""
         self.is_over = True
         if not self._has_begun:
@@ -201,7 +202,7 @@ class CallObject:
             return
         if not self._has_arguments and not self._streams:
             self._calls.arguments("{}")
-        self._calls.end()
+        self._calls.end(is_whole=is_whole)
 
 
 def _string(text: str) -> str | None:

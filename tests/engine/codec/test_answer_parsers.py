@@ -57,7 +57,17 @@ RECORDED: dict[str, tuple[str, str, list[Segment]]] = {
     "hermes cut in the arguments": (
         "hermes",
         '<tool_call>{"name": "add", "arguments": {"a": "x',
-        call(0, "add", '{"a": "x'),
+        call(0, "add", '{"a": "x', is_whole=False),
+    ),
+    "hermes cut behind the name": (
+        "hermes",
+        '<tool_call>{"name": "add", "arg',
+        call(0, "add", "{}", is_whole=False),
+    ),
+    "hermes cut behind the arguments": (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        call(0, "add", '{"a": 1}'),
     ),
     "hermes unclosed": (
         "hermes",

@@ -163,6 +163,16 @@ def test_truncated_answers_are_a_beginning_of_the_whole() -> None:
             assert len(part.calls) <= len(whole.calls)
 
 
+def test_a_call_that_the_answer_leaves_open_is_not_whole() -> None:
+    text = call(V41, "f", ("a", "true", "1"))
+    whole: list[int] = []
+    for end in range(text.index(">") + 1, len(text) + 1):
+        parser = DsmlParser(NAMES, PLAIN)
+        (ends,) = [one for one in parser.feed(text[:end]) + parser.finish() if isinstance(one, CallEnd)]
+        whole += [end] * ends.is_whole
+    assert whole == list(range(whole[0], len(text) + 1)) and whole[0] > text.rindex("</")
+
+
 def _without_marker(arguments: str) -> str:
     """A marker that was cut stands at the end as a value's text."""
     return arguments.partition("</")[0].removesuffix("<")

@@ -61,7 +61,7 @@ LLAMA: dict[str, tuple[str, list[Segment]]] = {
     ),
     "code": ("<|python_tag|>print({1})", [Text("<|python_tag|>print({1})")]),
     "half a tag": ('a <|python_t {"na', [Text('a <|python_t {"na')]),
-    "cut": ('{"name": "add", "parameters": {"a": "x', call(0, "add", '{"a": "x')),
+    "cut": ('{"name": "add", "parameters": {"a": "x', call(0, "add", '{"a": "x', is_whole=False)),
 }
 MISTRAL: dict[str, tuple[str, list[Segment]]] = {
     "array": (f'[TOOL_CALLS] [{{"name": "add", "arguments": {ADD}}}]', call(0, "add", ADD)),
@@ -91,7 +91,7 @@ MISTRAL: dict[str, tuple[str, list[Segment]]] = {
     ),
     "half a marker": ("a[1] [TOOL_CAL", [Text("a[1] [TOOL_CAL")]),
     "cut in the head": ("[TOOL_CALLS]add[CALL_ID]bb", [Text("[TOOL_CALLS]add[CALL_ID]bb")]),
-    "cut": ('[TOOL_CALLS]add[ARGS]{"a": "x', call(0, "add", '{"a": "x')),
+    "cut": ('[TOOL_CALLS]add[ARGS]{"a": "x', call(0, "add", '{"a": "x', is_whole=False)),
     "not JSON": ("[TOOL_CALLS]add[ARGS]1, 2 ", call(0, "add", "1, 2")),
 }
 PYTHONIC: dict[str, tuple[str, list[Segment]]] = {
@@ -143,8 +143,8 @@ PYTHONIC: dict[str, tuple[str, list[Segment]]] = {
     "no call": ("[add] (x) [ad", [Text("[add] (x) [ad")]),
     "no call behind a marker": ("<|python_start|>print(1)", [Text("<|python_start|>print(1)")]),
     "list that breaks off": ("[now(), 3]", [*call(0, "now", "{}"), Text(", 3]")]),
-    "cut": ("[add(a=1, b='x", call(0, "add", '{"a": 1, "b": "x')),
-    "cut in a word": ("[add(a=Tru", call(0, "add", '{"a": "Tru')),
+    "cut": ("[add(a=1, b='x", call(0, "add", '{"a": 1, "b": "x', is_whole=False)),
+    "cut in a word": ("[add(a=Tru", call(0, "add", '{"a": "Tru', is_whole=False)),
 }
 HARMONY: dict[str, tuple[str, list[Segment]]] = {
     "thought and answer": (
@@ -185,7 +185,10 @@ HARMONY: dict[str, tuple[str, list[Segment]]] = {
     "no head": ("<|channel|>final is what I say", [Text("<|channel|>final is what I say")]),
     "cut in a head": ("<|channel|>analysis<|message|>a<|end|><|start|>assist", [Reasoning("a")]),
     "half a marker": ("<|channel|>final<|message|>a <|en", [Text("a <|en")]),
-    "cut": ('<|channel|>commentary to=functions.add<|message|>{"a": "x', call(0, "add", '{"a": "x')),
+    "cut": (
+        '<|channel|>commentary to=functions.add<|message|>{"a": "x',
+        call(0, "add", '{"a": "x', is_whole=False),
+    ),
 }
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -216,7 +219,7 @@ DEEPSEEK: dict[str, tuple[str, list[Segment]]] = {
     "no fence": (f"{CALL}function{SEP}a b{{}}", [Text(f"{CALL}function{SEP}a b{{}}")]),
     "half a marker": ("<｜tool▁calls▁beg", [Text("<｜tool▁calls▁beg")]),
     "cut in the head": (f"{CALLS}{CALL}function{SEP}ad", [Text(f"{CALLS}{CALL}function{SEP}ad")]),
-    "cut": (f'{CALL}add{SEP}{{"a": "x', call(0, "add", '{"a": "x')),
+    "cut": (f'{CALL}add{SEP}{{"a": "x', call(0, "add", '{"a": "x', is_whole=False)),
 }
 RECORDED = {
     f"{name}: {title}": (name, text, expected)
