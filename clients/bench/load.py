@@ -1,4 +1,4 @@
-"""Load on any server that speaks OpenAI's completions over HTTP/1.1: streams, and when their tokens came.
+"""Load on any server that speaks OpenAI's protocols over HTTP/1.1: streams, and when their tokens came.
 
 While an answer streams it only notes bytes and times; what they say is read afterwards, so that the client
 takes little from a server on the same cores.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,6 +84,11 @@ class Target:
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         return self.body(prompt, max_tokens) | streamed
 
+    def chat_body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        """The same as a chat of one message."""
+        body = self.stream_body(prompt, max_tokens)
+        return {"messages": [{"role": "user", "content": body.pop("prompt")}], **body}
+
     def prompt_tokens(self, prompt: str) -> int:
         """The server's own count of a prompt's tokens."""
         answer = httpx.post(
@@ -93,6 +98,10 @@ class Target:
         return count
 
     async def stream(self, prompt: str, max_tokens: int) -> Streamed:
+        """Stream one completion; see `post`."""
+        return await self.post("/v1/completions", self.stream_body(prompt, max_tokens), max_tokens)
+
+    async def post(self, path: str, body: Mapping[str, Any], max_tokens: int) -> Streamed:
         """Stream one answer, on a connection of its own that is opened before the clock starts.
 
         Raises:
@@ -104,9 +113,9 @@ class Target:
             _Exchange, parts.hostname or "", parts.port or (443 if is_tls else 80), ssl=is_tls or None
         )
         try:
-            payload = msgspec.json.encode(self.stream_body(prompt, max_tokens))
+            payload = msgspec.json.encode(body)
             head = (
-                f"POST {parts.path}/v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+                f"POST {parts.path}{path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
                 f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
             )
             sent = time.perf_counter()
@@ -128,9 +137,18 @@ class Target:
 
 
 def read_stream(
-    sent: float, pieces: Sequence[tuple[float, bytes]], max_tokens: int, writes: int = 0
+    sent: float, pieces: Iterable[tuple[float, bytes]], max_tokens: int, writes: int = 0
 ) -> Streamed:
-    """Read the pieces of a body, each with its time of arrival, as completion events.
+    """Read the pieces of a body, each with its time of arrival, as server-sent events.
+
+    Raises:
+        LoadError: an error event, or no text at all.
+    """
+    return read_events(sent, _payloads(pieces), max_tokens, writes)
+
+
+def read_events(sent: float, events: Iterable[tuple[float, bytes]], max_tokens: int, writes: int) -> Streamed:
+    """Read the JSON of events, each with its time of arrival: completions, chat chunks or Responses.
 
     Raises:
         LoadError: an error event, or no text at all.
@@ -138,26 +156,43 @@ def read_stream(
     arrivals: list[float] = []
     texts: list[str] = []
     finish_reason, counted = "", 0
-    rest = b""
-    for arrived, data in pieces:
-        *lines, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:") or (payload := line[5:].strip()) == b"[DONE]":
-                continue
-            event = msgspec.json.decode(payload)
-            if "error" in event:
-                raise LoadError(f"the stream failed: {event['error']}")
-            if event.get("usage"):
-                counted = event["usage"]["completion_tokens"]
-            for choice in event.get("choices", ()):
-                finish_reason = choice.get("finish_reason") or finish_reason
-                if choice.get("text"):
-                    texts.append(choice["text"])
-                    arrivals.append(arrived)
+    for arrived, payload in events:
+        if payload == b"[DONE]":
+            continue
+        event = msgspec.json.decode(payload)
+        if "error" in event:
+            raise LoadError(f"the stream failed: {event['error']}")
+        if event.get("usage"):
+            counted = event["usage"]["completion_tokens"]
+        for choice in event.get("choices", ()):
+            finish_reason = choice.get("finish_reason") or finish_reason
+        for text in _texts(event):
+            texts.append(text)
+            arrivals.append(arrived)
     if not arrivals:
         raise LoadError("the stream ended without any text")
     tokens = counted or (max_tokens if finish_reason == "length" else len(arrivals))
     return Streamed(sent, arrivals, texts, finish_reason, tokens, writes)
+
+
+def _payloads(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    rest = b""
+    for arrived, data in pieces:
+        *lines, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield arrived, line[5:].strip()
+
+
+def _texts(event: dict[str, Any]) -> Iterator[str]:
+    """What an event adds to an answer, be it text or the arguments of a call."""
+    if event.get("type") == "response.output_text.delta":
+        yield event["delta"]
+    for choice in event.get("choices", ()):
+        delta = choice.get("delta") or {}
+        pieces = [choice.get("text"), delta.get("content")]
+        pieces += [call["function"].get("arguments") for call in delta.get("tool_calls", ())]
+        yield from filter(None, pieces)
 
 
 class _Exchange(asyncio.Protocol):

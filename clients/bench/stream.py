@@ -3,27 +3,80 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import uvloop
 from cyclopts import Parameter
 from rich.console import Console
 
-from .load import LoadError, Target
+from .load import LoadError, Target, read_stream
 from .machine import cpu_seconds
 from .open_streams import many_streams
 from .report import Report, run_scenario
 from .servers import Child, child
+from .stream_server import events_of
 from .summary import alternating
 
 BAR_US = 15.0
 PROMPT = "How deep is the"
+_ENTRIES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "depth": {"type": "integer"}},
+        "required": ["name", "depth"],
+        "additionalProperties": False,
+    },
+}
+_WELLS = {"type": "object", "properties": {"wells": _ENTRIES}, "required": ["wells"]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": what, "parameters": _WELLS}}
+    for name, what in (("list", "List wells."), ("dig", "Dig wells."))
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked for, and what the engine then says."""
+
+    name: str
+    script: str
+    fields: Mapping[str, Any] | None
+    """Of a chat; None: a plain completion."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self.fields is None else "/v1/chat/completions"
+
+    def body(self, url: str, tokens: int) -> dict[str, Any]:
+        target = Target("server", url, "ticks")
+        if self.fields is None:
+            return target.stream_body(PROMPT, tokens)
+        return {**target.chat_body(PROMPT, tokens), **self.fields}
+
+
+CASES = (
+    Case("completions", "text", None),
+    Case("chat with two tools, which are called", "call", {"tools": TOOLS}),
+    Case(
+        "chat with a schema",
+        "json",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "wells", "schema": _WELLS},
+            }
+        },
+    ),
+)
 
 
 def stream(
@@ -33,7 +86,7 @@ def stream(
     steps_ms: tuple[float, ...] = (0.0, 2.0),
     pairs: int = 5,
     open_streams: int = 1000,
-    json: Annotated[Path | None, Parameter(help="Where the JSON goes.")] = None,
+    json_path: Annotated[Path | None, Parameter("--json", help="Where the JSON goes.")] = None,
 ) -> None:
     """Measure the processor time that streaming takes per token.
 
@@ -57,45 +110,62 @@ def stream(
     """
     settings = {
         "tokens": tokens,
+        "cases": [case.name for case in CASES],
         "clients": list(clients),
         "steps_ms": list(steps_ms),
         "pairs": pairs,
         "warm-up": "one stream per server",
     }
     report = Report("stream", settings)
-    for step_ms in steps_ms:
-        length = tokens // 10 if step_ms else tokens
-        with _servers(step_ms, length) as servers, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            for server in servers:
-                loop.run(_us_per_token(server, 1, length))
-            for count in clients:
-                samples: list[list[float]] = [[], []]
-                with Console(stderr=True).status(f"{count} clients, steps of {step_ms:g} ms"):
-                    for order in alternating(pairs):
-                        for index in order:
-                            samples[index].append(loop.run(_us_per_token(servers[index], count, length)))
-                _report(report, f"{count} clients, {step_ms:g} ms steps", *samples)
+    for case in CASES:
+        for step_ms in steps_ms:
+            _processor_time(report, case, step_ms, tokens // 10 if step_ms else tokens, clients, pairs)
     if open_streams:
         many_streams(report, open_streams)
-    report.finish(json)
+    report.finish(json_path)
 
 
 def main(arguments: list[str]) -> None:
     run_scenario(stream, arguments)
 
 
+def _processor_time(
+    report: Report, case: Case, step_ms: float, tokens: int, clients: tuple[int, ...], pairs: int
+) -> None:
+    status = Console(stderr=True).status
+    with (
+        _servers(case, step_ms, tokens) as (servers, events),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
+    ):
+        for server in servers:
+            loop.run(_us_per_token(server, case, 1, tokens, events))
+        for count in clients:
+            samples: list[list[float]] = [[], []]
+            name = f"{case.name}, {count} clients, {step_ms:g} ms steps"
+            with status(name):
+                for order in alternating(pairs):
+                    for index in order:
+                        spent = loop.run(_us_per_token(servers[index], case, count, tokens, events))
+                        samples[index].append(spent)
+            _report(report, name, *samples)
+
+
 @contextmanager
-def _servers(step_ms: float, tokens: int) -> Iterator[tuple[Child, Child]]:
-    """Ours, and the bare handler with what ours answers to the load's request."""
-    command = [sys.executable, "-P", "-m", f"{__package__}.stream_server", "{port}", str(step_ms / 1000), "1"]
+def _servers(case: Case, step_ms: float, tokens: int) -> Iterator[tuple[tuple[Child, Child], int]]:
+    """Ours, and the bare handler with what ours answers to the load's request; the events of an answer."""
+    module = f"{__package__}.stream_server"
+    command = [sys.executable, "-P", "-m", module, "{port}", str(step_ms / 1000), "1", case.script]
     with tempfile.TemporaryDirectory(prefix="artesian-bench-") as folder, child(command) as ours:
         ours.wait_until_ok("/health")
-        request = Target("server", ours.url, "ticks").stream_body(PROMPT, tokens)
+        answer = httpx.post(ours.url + case.path, json=case.body(ours.url, tokens), timeout=600.0)
+        text = read_stream(0.0, [(0.0, answer.content)], tokens).text
+        if case.script != "text":
+            json.loads(text)  # else not what is named was measured
         body = Path(folder) / "body"
-        body.write_bytes(httpx.post(f"{ours.url}/v1/completions", json=request, timeout=600.0).content)
+        body.write_bytes(answer.content)
         with child([*command, body]) as bare:
             bare.wait_until_ok("/")
-            yield ours, bare
+            yield (ours, bare), len(events_of(answer.content))
 
 
 def _report(report: Report, case: str, ours: list[float], bare: list[float]) -> None:
@@ -106,14 +176,15 @@ def _report(report: Report, case: str, ours: list[float], bare: list[float]) -> 
     report.bar(f"streaming, {case}, us per token", cost, f"<= {BAR_US:g}", cost <= BAR_US)
 
 
-async def _us_per_token(server: Child, clients: int, tokens: int) -> float:
+async def _us_per_token(server: Child, case: Case, clients: int, tokens: int, events: int) -> float:
     """Raises `LoadError` if more than one event in a hundred was written together with another: then a slow
     client, not the server, was measured."""
     target = Target("server", server.url, "ticks")
+    body = case.body(server.url, tokens)
     before = cpu_seconds(server.process.pid)
-    answers, _ = await target.streams([PROMPT] * clients, tokens)
+    answers = await asyncio.gather(*(target.post(case.path, body, tokens) for _ in range(clients)))
     spent = cpu_seconds(server.process.pid) - before
     writes = sum(answer.writes for answer in answers)
-    if writes < 0.99 * clients * tokens:
-        raise LoadError(f"{clients * tokens} tokens came in {writes} writes: the client reads too slowly")
+    if writes < 0.99 * clients * events:
+        raise LoadError(f"{clients * events} events came in {writes} writes: the client reads too slowly")
     return 1e6 * spent / (clients * tokens)

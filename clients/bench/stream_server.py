@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ...engine import Delta, DeltaIterator, EngineStatus, GenerationRequest, ModelInfo, Usage
 from ...engine.codec import Codec
+from ...engine.codec.template import CHATML
 from ...engine.grammar import Grammar, Schema, SchemaReport
 from ...engine.prompt_cache import names_only
 from ...engine.stream import DeltaStream
@@ -24,7 +25,7 @@ from ...server.app import create_app
 from ...server.config import ServerConfig
 from ...server.serve import serve
 
-TEXT = " well"
+ENTRY = ('{"', "name", '":', ' "', "well", " ", "head", '",', ' "', "depth", '":', " ", "12", "},")
 
 
 class Ticks:
@@ -50,6 +51,35 @@ class Ticks:
                 future.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What an answer's tokens say, whatever its length."""
+
+    begin: tuple[str, ...] = ()
+    middle: tuple[str, ...] = (" well",)
+    """Over and over, filled up with spaces in front."""
+    end: tuple[str, ...] = ()
+
+    def token(self, number: int, count: int) -> str:
+        """Of `count` tokens the one of this number; they must be enough for begin and end."""
+        if number < len(self.begin):
+            return self.begin[number]
+        if number >= count - len(self.end):
+            return self.end[number - count]
+        at = number - len(self.begin) - (count - len(self.begin) - len(self.end)) % len(self.middle)
+        return " " if at < 0 else self.middle[at % len(self.middle)]
+
+
+_NAME = ("<tool_call>", "\n", '{"', "name", '":', ' "', "list", '",', ' "', "arguments", '":', " ")
+_LIST = Script(('{"', "wells", '":', " ["), ENTRY, (*ENTRY[:-1], "}", "]", "}"))
+SCRIPTS = {
+    "text": Script(),
+    "json": _LIST,
+    "call": Script((*_NAME, *_LIST.begin), ENTRY, (*_LIST.end, "}", "\n", "</tool_call>")),
+}
+"""Cut as a vocabulary might: the text, a JSON value, and a call in Hermes' form with it for arguments."""
+
+
 @dataclass(slots=True)
 class _Run:
     request: GenerationRequest
@@ -62,9 +92,9 @@ class TickingEngine:
     """`Engine` without a model: every step adds one token to its requests, until `max_tokens`. With more than
     one phase the requests are spread over as many steps, which follow each other evenly."""
 
-    def __init__(self, step_s: float, phases: int = 1) -> None:
+    def __init__(self, step_s: float, phases: int = 1, script: Script = SCRIPTS["text"]) -> None:
         self.prompt_cache = names_only()
-        self._step_s = step_s
+        self._step_s, self._script = step_s, script
         self._runs: dict[str, _Run] = {}
         self._phases: list[dict[str, _Run]] = [{} for _ in range(phases)]
         self._submitted = self._phase = 0
@@ -117,19 +147,20 @@ class TickingEngine:
 
     async def close(self) -> None: ...
 
-    def text(self) -> str:
-        """Of the tokens of one step."""
-        return TEXT
+    def text(self, number: int, count: int) -> str:
+        """Of one token of `count`."""
+        return self._script.token(number, count)
 
     def _step_later(self) -> None:
         asyncio.get_running_loop().call_later(self._step_s / len(self._phases), self._step)
 
     def _step(self) -> None:
-        text = self.text()
         self._phase = (self._phase + 1) % len(self._phases)
         for run in list(self._phases[self._phase].values()):
+            count = run.request.params.max_tokens or 0
+            text = self.text(run.tokens, count)
             run.tokens += 1
-            last = run.tokens == run.request.params.max_tokens
+            last = run.tokens == count
             usage = (
                 Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens) if last else None
             )
@@ -144,7 +175,7 @@ class TickingEngine:
 class StampingEngine(TickingEngine):
     """Every token says when it was made: seconds of `time.perf_counter`, which processes share on Linux."""
 
-    def text(self) -> str:
+    def text(self, number: int, count: int) -> str:
         return f" {time.perf_counter():.6f}"
 
 
@@ -166,7 +197,7 @@ def bare_app(chunks: list[bytes], ticks: Ticks) -> Any:
 
 
 def byte_codec() -> Codec:
-    """One token a byte."""
+    """One token a byte, and a chat template."""
     vocabulary = {
         character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
@@ -180,14 +211,15 @@ def byte_codec() -> Codec:
         add_bos=False,
         add_eos=False,
         special_ids=(),
-        chat_template=None,
+        chat_template=CHATML,
     )
 
 
-def _main(port: int, step_s: float, phases: int, body: Path | None) -> None:
+def _main(port: int, step_s: float, phases: int, script: Script, body: Path | None) -> None:
     if body is None:
         config = ServerConfig(port=port, access_log=False)
-        engine = StampingEngine(step_s, phases) if phases > 1 else TickingEngine(step_s)
+        made = StampingEngine if phases > 1 else TickingEngine
+        engine = made(step_s, phases, script)
         serve(create_app(engine, byte_codec(), config), config)
     else:
         app = bare_app(events_of(body.read_bytes()), Ticks(step_s))
@@ -200,5 +232,5 @@ def events_of(body: bytes) -> list[bytes]:
 
 
 if __name__ == "__main__":
-    port, step_s, phases, *body = sys.argv[1:]
-    _main(int(port), float(step_s), int(phases), Path(body[0]) if body else None)
+    port, step_s, phases, script, *body = sys.argv[1:]
+    _main(int(port), float(step_s), int(phases), SCRIPTS[script], Path(body[0]) if body else None)
