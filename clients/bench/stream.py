@@ -26,6 +26,8 @@ from .stream_server import events_of
 from .summary import alternating
 
 BAR_US = 15.0
+PACED = 5
+"""By so much a stream is shorter where steps are paced: enough that its beginning does not count."""
 PROMPT = "How deep is the"
 _ENTRIES = {
     "type": "array",
@@ -97,7 +99,7 @@ def stream(
     Parameters
     ----------
     tokens
-        Of each stream; a tenth of it where steps are paced.
+        Of each stream; a fifth of it where steps are paced.
     clients
         Streams at once, one measure for each number.
     steps_ms
@@ -119,7 +121,7 @@ def stream(
     report = Report("stream", settings)
     for case in CASES:
         for step_ms in steps_ms:
-            _processor_time(report, case, step_ms, tokens // 10 if step_ms else tokens, clients, pairs)
+            _processor_time(report, case, step_ms, tokens // PACED if step_ms else tokens, clients, pairs)
     if open_streams:
         many_streams(report, open_streams)
     report.finish(json_path)

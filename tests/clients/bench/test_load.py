@@ -8,6 +8,7 @@ from http_server import running_server, scripted_app
 from scripted_engine import Script, ScriptedEngine, toy_codec
 
 from artesian.clients.bench.load import LoadError, Target, read_stream
+from artesian.clients.bench.sockets import stream_over_socket
 
 
 def event(text: str = "", finish_reason: str | None = None, **more: Any) -> bytes:
@@ -74,3 +75,42 @@ async def test_a_refusal_is_told_with_the_servers_words() -> None:
     async with running_server(app) as url:
         with pytest.raises(LoadError, match="404.*no-such-model"):
             await Target("ours", url, "no-such-model").stream("one", 6)
+
+
+async def test_a_call_is_read_by_its_arguments() -> None:
+    text = '<tool_call>{"name": "dig", "arguments": {"feet": 12}}</tool_call>'
+    app, _ = scripted_app(ScriptedEngine(toy_codec(), Script(text=text)))
+    tool = {"type": "function", "function": {"name": "dig", "parameters": {"type": "object"}}}
+    async with running_server(app) as url:
+        target = Target("ours", url, app.state.service.model_names[0])
+        body = target.chat_body("dig", 90) | {"tools": [tool], "ignore_eos": False}
+        answer = await target.post("/v1/chat/completions", body, 90)
+
+    assert (answer.text, answer.finish_reason) == ('{"feet": 12}', "tool_calls")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_streams_are_read_over_a_socket(path: str) -> None:
+    app, _ = scripted_app(ScriptedEngine(toy_codec(), Script(text="well", endless=True)))
+    async with running_server(app) as url:
+        target = Target("ours", url, app.state.service.model_names[0])
+        if path == "/v1/responses":
+            message = {"type": "response.create", "input": "one", "max_output_tokens": 16}
+            answer = await stream_over_socket(target, path, message, b'"response.incomplete"', 16)
+        else:
+            answer = await stream_over_socket(target, path, target.chat_body("one", 16), b"[DONE]", 16)
+
+    assert answer.text == "well" * 4
+    assert answer.writes > len(answer.texts) == 16
+    assert answer.sent < answer.arrivals[0] <= answer.arrivals[-1]
+
+
+async def test_a_refused_handshake_or_request_is_told() -> None:
+    app, _ = scripted_app()
+    async with running_server(app) as url:
+        target = Target("ours", url, "no-such-model")
+        with pytest.raises(LoadError, match="handshake was answered 4"):
+            await stream_over_socket(target, "/v1/nothing", {}, b"[DONE]", 6)
+        with pytest.raises(LoadError, match="no-such-model"):
+            body = target.chat_body("one", 6)
+            await stream_over_socket(target, "/v1/chat/completions", body, b"[DONE]", 6)

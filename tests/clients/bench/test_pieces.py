@@ -1,6 +1,7 @@
 """The parts of scenarios that can be checked without measuring: texts, comparisons, servers."""
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -13,7 +14,14 @@ from artesian.clients.bench.load import LoadError
 from artesian.clients.bench.machine import cpu_seconds, peak_rss_bytes, thread_seconds
 from artesian.clients.bench.quality import compare, log_softmax
 from artesian.clients.bench.servers import child
-from artesian.clients.bench.stream_server import TickingEngine, Ticks, bare_app, byte_codec, events_of
+from artesian.clients.bench.stream_server import (
+    SCRIPTS,
+    TickingEngine,
+    Ticks,
+    bare_app,
+    byte_codec,
+    events_of,
+)
 from artesian.clients.bench.texts import Prompts
 from artesian.engine import GenerationRequest, SamplingParams
 
@@ -62,6 +70,19 @@ async def test_the_ticking_engine_gives_every_stream_one_token_a_step_until_its_
 
     assert counts == [[1, 1, 1], [1, 1, 1]]
     assert engine.status().running == 0
+
+
+@pytest.mark.parametrize("count", range(40, 56))
+def test_a_script_is_whole_at_any_length(count: int) -> None:
+    texts = {
+        name: "".join(script.token(number, count) for number in range(count))
+        for name, script in SCRIPTS.items()
+    }
+
+    assert texts["text"] == " well" * count
+    assert json.loads(texts["json"])["wells"][-1] == {"name": "well head", "depth": 12}
+    call = json.loads(texts["call"].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    assert call["name"] == "list" and call["arguments"]["wells"][-1]["depth"] == 12
 
 
 async def test_the_bare_handler_writes_each_event_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,3 +51,20 @@ async def test_answers_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_of_is_held_to_any_of_where_the_client_was_told_so(schema: Any, loose: Any) -> None:
     assert structured._loosened(schema) == loose
+
+
+async def test_what_a_token_costs_is_told_of_both_sides_and_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = SimpleNamespace(take=lambda tokens: "ab")  # the tiny vocabulary has more tokens than the device
+    monkeypatch.setattr(structured, "Prompts", lambda tokenizer: prompts)
+    report = Report("structured", {})
+    async with running_engine() as engine:
+        await structured._cost(report, engine, 2, 4, 2)
+    measured = {(measure.name, measure.subject): measure.samples for measure in report.result.measures}
+    for side in ("json_schema", "free text"):
+        whole = measured["CPU per token", side]
+        loop = measured["of it on the event loop's thread", side]
+        assert len(whole) == 2
+        assert all(0 < part <= total for part, total in zip(loop, whole, strict=True))
+    assert len(report.result.ratios) == 1
