@@ -200,6 +200,7 @@ class ChatChunks:
         self._is_plain = not (answering.with_logprobs or answering.with_token_ids)
         self._inputs: dict[int, list[str]] = {}
         """By choice: the arguments so far of an open call of a custom tool."""
+        self._frame = None if answering.with_running_usage else self._around_choice()
 
     def step(self, step: Step) -> list[bytes]:
         events: list[bytes] = []
@@ -223,7 +224,7 @@ class ChatChunks:
             if is_last:
                 choices[-1].finish_reason = reading.finish_reason(delta)
                 choices[-1].stop_reason = delta.stop_reason
-            events += [self._event([choice]) for choice in choices]
+            events += [self._event(choice) for choice in choices]
         return events
 
     async def end(self) -> list[bytes]:
@@ -273,8 +274,15 @@ class ChatChunks:
         if self._answering.with_token_ids:
             choice.token_ids = delta.token_ids
 
-    def _event(self, choices: list[ChunkChoice]) -> bytes:
-        return encode(self._chunk(choices, self._usage()))
+    def _event(self, choice: ChunkChoice) -> bytes:
+        if self._frame is None:
+            return encode(self._chunk([choice], self._usage()))
+        return b"%b%b%b" % (self._frame[0], encode(choice), self._frame[1])
+
+    def _around_choice(self) -> tuple[bytes, bytes]:
+        """What stands before and behind a chunk's choice: the same in all of them, so it is encoded once."""
+        head, mark, tail = encode(self._chunk([], self._usage())).partition(b'"choices":[')
+        return head + mark, tail
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None | UnsetType) -> ChatChunk:
         answering = self._answering
