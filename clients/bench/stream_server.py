@@ -60,14 +60,10 @@ class Script:
     """Over and over, filled up with spaces in front."""
     end: tuple[str, ...] = ()
 
-    def token(self, number: int, count: int) -> str:
-        """Of `count` tokens the one of this number; they must be enough for begin and end."""
-        if number < len(self.begin):
-            return self.begin[number]
-        if number >= count - len(self.end):
-            return self.end[number - count]
-        at = number - len(self.begin) - (count - len(self.begin) - len(self.end)) % len(self.middle)
-        return " " if at < 0 else self.middle[at % len(self.middle)]
+    def tokens(self, count: int) -> tuple[str, ...]:
+        """So many; they must be enough for begin and end."""
+        times, spaces = divmod(count - len(self.begin) - len(self.end), len(self.middle))
+        return (*self.begin, *(" ",) * spaces, *self.middle * times, *self.end)
 
 
 _NAME = ("<tool_call>", "\n", '{"', "name", '":', ' "', "list", '",', ' "', "arguments", '":', " ")
@@ -85,6 +81,7 @@ class _Run:
     request: GenerationRequest
     stream: DeltaStream
     phase: int
+    script: tuple[str, ...]
     tokens: int = 0
 
 
@@ -126,7 +123,8 @@ class TickingEngine:
         stream = DeltaStream(lambda: self.abort(request.id))
         phase = self._submitted % len(self._phases)
         self._submitted += 1
-        self._runs[request.id] = self._phases[phase][request.id] = _Run(request, stream, phase)
+        script = self._script.tokens(request.params.max_tokens or 1)
+        self._runs[request.id] = self._phases[phase][request.id] = _Run(request, stream, phase, script)
         return stream
 
     def queue_position(self, request_id: str) -> int:
@@ -147,9 +145,9 @@ class TickingEngine:
 
     async def close(self) -> None: ...
 
-    def text(self, number: int, count: int) -> str:
-        """Of one token of `count`."""
-        return self._script.token(number, count)
+    def text(self, run: _Run) -> str:
+        """Of a run's next token."""
+        return run.script[run.tokens]
 
     def _step_later(self) -> None:
         asyncio.get_running_loop().call_later(self._step_s / len(self._phases), self._step)
@@ -157,10 +155,9 @@ class TickingEngine:
     def _step(self) -> None:
         self._phase = (self._phase + 1) % len(self._phases)
         for run in list(self._phases[self._phase].values()):
-            count = run.request.params.max_tokens or 0
-            text = self.text(run.tokens, count)
+            text = self.text(run)
             run.tokens += 1
-            last = run.tokens == count
+            last = run.tokens == len(run.script)
             usage = (
                 Usage(prompt_tokens=len(run.request.prompt), completion_tokens=run.tokens) if last else None
             )
@@ -175,7 +172,7 @@ class TickingEngine:
 class StampingEngine(TickingEngine):
     """Every token says when it was made: seconds of `time.perf_counter`, which processes share on Linux."""
 
-    def text(self, number: int, count: int) -> str:
+    def text(self, run: _Run) -> str:
         return f" {time.perf_counter():.6f}"
 
 

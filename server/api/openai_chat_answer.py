@@ -29,6 +29,9 @@ from .types import (
     usage_body,
 )
 
+GAP = "\0text\0"
+"""Stands for a chunk's text while what is around it is encoded."""
+
 
 class FunctionPiece(msgspec.Struct, omit_defaults=True, gc=False):
     name: str | UnsetType = UNSET
@@ -200,16 +203,18 @@ class ChatChunks:
         self._is_plain = not (answering.with_logprobs or answering.with_token_ids)
         self._inputs: dict[int, list[str]] = {}
         """By choice: the arguments so far of an open call of a custom tool."""
-        self._frame = None if answering.with_running_usage else self._around_choice()
+        self._frames: dict[tuple[type[Segment], int, int], tuple[bytes, bytes]] = {}
+        """What stands before and behind the text of a chunk: by kind, choice and call."""
 
     def step(self, step: Step) -> list[bytes]:
         events: list[bytes] = []
         reading = self._answering.reading
         for delta in step:
-            pieces = [
-                piece for segment in reading.take(delta) if (piece := self._piece(segment, delta.index))
-            ]
-            is_last = delta.finish_reason is not None
+            segments, is_last = reading.take(delta), delta.finish_reason is not None
+            if len(segments) == 1 and not is_last and (event := self._continued(segments[0], delta.index)):
+                events.append(event)
+                continue
+            pieces = [piece for segment in segments if (piece := self._piece(segment, delta.index))]
             if is_last and (not pieces or pieces[-1].tool_calls):
                 pieces.append(ChunkDelta() if pieces or reading.answers else ChunkDelta(content=""))
             elif not pieces:
@@ -224,7 +229,7 @@ class ChatChunks:
             if is_last:
                 choices[-1].finish_reason = reading.finish_reason(delta)
                 choices[-1].stop_reason = delta.stop_reason
-            events += [self._event(choice) for choice in choices]
+            events += [self._event([choice]) for choice in choices]
         return events
 
     async def end(self) -> list[bytes]:
@@ -274,15 +279,28 @@ class ChatChunks:
         if self._answering.with_token_ids:
             choice.token_ids = delta.token_ids
 
-    def _event(self, choice: ChunkChoice) -> bytes:
-        if self._frame is None:
-            return encode(self._chunk([choice], self._usage()))
-        return b"%b%b%b" % (self._frame[0], encode(choice), self._frame[1])
+    def _event(self, choices: list[ChunkChoice]) -> bytes:
+        return encode(self._chunk(choices, self._usage()))
 
-    def _around_choice(self) -> tuple[bytes, bytes]:
-        """What stands before and behind a chunk's choice: the same in all of them, so it is encoded once."""
-        head, mark, tail = encode(self._chunk([], self._usage())).partition(b'"choices":[')
-        return head + mark, tail
+    def _continued(self, segment: Segment, choice: int) -> bytes | None:
+        """The chunk of a text that goes on, around which all chunks are alike; None for any other."""
+        if not self._is_plain or self._answering.with_running_usage or choice not in self._begun:
+            return None
+        key: tuple[type[Segment], int, int]
+        match segment:
+            case Text(text) | Reasoning(text):
+                key = type(segment), choice, 0
+            case CallArguments(index, text) if choice not in self._inputs:
+                key = type(segment), choice, index
+            case _:
+                return None
+        frame = self._frames.get(key)
+        if frame is None:
+            piece = self._piece(msgspec.structs.replace(segment, text=GAP), choice)
+            assert piece is not None
+            before, _, behind = self._event([ChunkChoice(choice, piece)]).partition(encode(GAP))
+            frame = self._frames[key] = before, behind
+        return b"%b%b%b" % (frame[0], encode(text), frame[1])
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | None | UnsetType) -> ChatChunk:
         answering = self._answering

@@ -74,11 +74,10 @@ async def test_the_ticking_engine_gives_every_stream_one_token_a_step_until_its_
 
 @pytest.mark.parametrize("count", range(40, 56))
 def test_a_script_is_whole_at_any_length(count: int) -> None:
-    texts = {
-        name: "".join(script.token(number, count) for number in range(count))
-        for name, script in SCRIPTS.items()
-    }
+    tokens = {name: script.tokens(count) for name, script in SCRIPTS.items()}
+    texts = {name: "".join(pieces) for name, pieces in tokens.items()}
 
+    assert {len(pieces) for pieces in tokens.values()} == {count}
     assert texts["text"] == " well" * count
     assert json.loads(texts["json"])["wells"][-1] == {"name": "well head", "depth": 12}
     call = json.loads(texts["call"].removeprefix("<tool_call>").removesuffix("</tool_call>"))
