@@ -460,3 +460,26 @@ async def test_tools_count_where_prompts_are_counted(scene: Scene) -> None:
     explained = (await scene.client.post("/v1/caches/explain", json=body)).json()
     assert tokens == list(sent)
     assert estimated["prompt_tokens"] == explained["prompt"]["tokens"] == len(sent)
+
+
+async def test_a_text_that_goes_on_is_told_in_the_form_of_all_chunks(thinking: Scene) -> None:
+    """What stands around it is encoded once; with token ids a chunk is encoded as a whole."""
+    text = f'<think>hm "\\ \0</think>so:\n{call("weather", json.dumps({"city": "a" * 20}))}{ONE}'
+
+    async def told(**fields: Any) -> list[str]:
+        chunks = await thinking.chunks(Script(text=text), tools=[WEATHER], n=2, **fields)
+        forms = []
+        for chunk in chunks:
+            choice = chunk["choices"][0]
+            choice.pop("token_ids", None)
+            chunk["id"] = chunk["created"] = ""
+            is_begin = "role" in choice["delta"] or "id" in choice["delta"].get("tool_calls", [{}])[0]
+            if choice["delta"] and not is_begin:
+                forms.append(json.dumps(chunk))
+        return forms
+
+    around = await told()
+
+    assert around == await told(return_token_ids=True)
+    assert sum('"arguments"' in form for form in around) > 4
+    assert sum("reasoning_content" in form for form in around) > 4

@@ -55,7 +55,8 @@ CORNERS: list[tuple[Any, list[str], list[str]]] = [
         ["1.0", "1e2", "-0", "1E-7", "1000000000000000000000000000000"],
         ["1.", ".5", "NaN", "+1"],
     ),
-    ({"type": "number", "multipleOf": 0.25}, ["0.75", "3"], ["0.3"]),
+    ({"type": "number", "multipleOf": 0.25}, ["0.75", "3", "-0.50"], ["0.3", "-0.3"]),
+    ({"type": "number", "multipleOf": 2}, ["4", "-4", "0"], ["3", "-3"]),
     ({"type": "integer", "multipleOf": 7}, ["21", "0", "-14"], ["22"]),
     ({"type": "number", "exclusiveMinimum": 0, "maximum": 2}, ["0.1", "2"], ["0", "2.01", "-1"]),
     ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2024-13-01"', '"x"']),
@@ -127,6 +128,22 @@ def test_corner_is_enforced_both_ways(
         assert accepts(compiler, schema, text), text
     for text in bad:
         assert not accepts(compiler, schema, text), text
+
+
+@pytest.mark.parametrize(
+    ("multiple", "good", "other"),
+    [
+        (2, ["4"], ["4.0", "4e0"]),
+        (0.25, ["0.50", "3", "3.00"], ["0.5", "3.0"]),
+        (0.1, ["3", "3.0"], ["3.00"]),
+    ],
+)
+def test_every_multiple_can_be_written_but_not_in_every_way(
+    compiler: GrammarCompiler, multiple: float, good: list[str], other: list[str]
+) -> None:
+    schema = {"type": "number", "multipleOf": multiple}
+    assert [text for text in good if not accepts(compiler, schema, text)] == []
+    assert [text for text in other if accepts(compiler, schema, text)] == []
 
 
 @pytest.mark.parametrize(
