@@ -32,13 +32,13 @@ class JsonSpan:
 
     def take(self, text: str) -> int | None:
         """Where in this piece the value ends; None: it takes all of the piece and goes on."""
-        at = 0
         if self._is_scalar is None and text:
             self._is_scalar = text[0] not in '"{['
         if self._is_scalar:
             found = _SCALAR_END.search(text)
             return found.start() if found else None
-        while at < len(text):
+        at, length = 0, len(text)
+        while at < length:
             if self._escaped:
                 self._escaped = False
                 at += 1
@@ -47,7 +47,7 @@ class JsonSpan:
             if found is None:
                 return None
             at = found.end()
-            character = found[0]
+            character = text[at - 1]
             if character == "\\":
                 self._escaped = True
             elif character == '"':
@@ -83,6 +83,8 @@ class CallObject:
         self._key = ""
         self._value: list[str] = []
         self._streams = False
+        self._flows = False
+        """Within arguments that are given out as they come."""
         self._held: list[str] = []
 
     @property
@@ -94,9 +96,14 @@ class CallObject:
         at = 0
         while at < len(text) and not self.is_over:
             if self._state in ("key", "value"):
-                end = self._span.take(text[at:])
-                piece = text[at:] if end is None else text[at : at + end]
-                self._take_piece(piece)
+                piece = text[at:]
+                end = self._span.take(piece)
+                if end is not None:
+                    piece = piece[:end]
+                if self._flows:
+                    self._calls.arguments(piece)
+                else:
+                    self._take_piece(piece)
                 at += len(piece)
                 if end is not None:
                     self._end_span()
@@ -141,6 +148,7 @@ class CallObject:
     def _begin_value(self, character: str) -> None:
         self._state, self._span, self._value = "value", JsonSpan(), []
         self._streams = self._key in ARGUMENTS and not self._has_arguments and character in "{["
+        self._flows = self._streams and self._has_begun
         if character in ",}]:":
             self._close()
 
@@ -152,6 +160,7 @@ class CallObject:
             self._value.append(piece)
 
     def _end_span(self) -> None:
+        self._flows = False
         text = "".join(self._value)
         if self._state == "key":
             key = _string(text)
