@@ -134,8 +134,9 @@ class TickingEngine:
         return 0.0
 
     def abort(self, request_id: str) -> None:
-        if (run := self._runs.pop(request_id, None)) is not None:
-            del self._phases[run.phase][request_id]
+        if (run := self._runs.get(request_id)) is not None:
+            self._forget(run)
+            run.stream.put([Delta(text="", finish_reason="abort")], last=True)
 
     def status(self) -> EngineStatus:
         return EngineStatus(running=len(self._runs))
@@ -148,6 +149,9 @@ class TickingEngine:
     def text(self, run: _Run) -> str:
         """Of a run's next token."""
         return run.script[run.tokens]
+
+    def _forget(self, run: _Run) -> None:
+        del self._runs[run.request.id], self._phases[run.phase][run.request.id]
 
     def _step_later(self) -> None:
         asyncio.get_running_loop().call_later(self._step_s / len(self._phases), self._step)
@@ -164,7 +168,7 @@ class TickingEngine:
             delta = Delta(text=text, token_ids=(1,), finish_reason="length" if last else None, usage=usage)
             run.stream.put([delta], last=last)
             if last:
-                self.abort(run.request.id)
+                self._forget(run)
         if self._runs:
             self._step_later()
 

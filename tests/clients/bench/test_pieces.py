@@ -72,6 +72,15 @@ async def test_the_ticking_engine_gives_every_stream_one_token_a_step_until_its_
     assert engine.status().running == 0
 
 
+async def test_the_ticking_engine_ends_a_stream_that_is_aborted() -> None:
+    engine = TickingEngine(60.0)
+    stream = engine.submit(GenerationRequest(id="a", prompt=[1], params=SamplingParams(max_tokens=3)))
+    engine.abort("a")
+
+    assert [delta.finish_reason async for step in stream for delta in step] == ["abort"]
+    assert engine.status().running == 0
+
+
 @pytest.mark.parametrize("count", range(40, 56))
 def test_a_script_is_whole_at_any_length(count: int) -> None:
     tokens = {name: script.tokens(count) for name, script in SCRIPTS.items()}
