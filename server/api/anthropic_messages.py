@@ -84,7 +84,7 @@ class MessagesApi:
         warnings = [*(f"`{name}` has no effect here" for name in ignored), *left_out]
         asked = shape_of(service, prompt.tokens, use, _grammar(fields))
         warnings += await prepare(service, asked)
-        answers = read_answers(service, prompt.tokens, use.names, 1)
+        answers = read_answers(service, prompt.tokens, use.parameters, 1)
         if answers is not None and service.dialect.keeps_special:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         generation = GenerationRequest(

@@ -171,7 +171,7 @@ async def read_call(
     prompt, policy = await off_loop(service, size_bytes, read_prompt)
     shape = shape_of(service, prompt.tokens, use, asked_grammar(fields))
     loose += await prepare(service, shape)
-    answers = read_answers(service, prompt.tokens, use.names, params.n)
+    answers = read_answers(service, prompt.tokens, use.parameters, params.n)
     if answers is not None and service.dialect.keeps_special:
         params = msgspec.structs.replace(params, skip_special_tokens=False)
     generation = GenerationRequest(

@@ -49,7 +49,8 @@ async def off_loop(service: Service, size_bytes: int, work: Callable[[], T]) -> 
 
 
 def read_answers(service: Service, prompt: Sequence[int], names: Collection[str], n: int) -> Answers | None:
-    """Return what reads thoughts, and calls of these names, out of an answer; None if it is all text."""
+    """Return what reads thoughts, and calls of these names, out of an answer; None if it is all text. A
+    mapping tells the schemas of their arguments, which some dialects need to know the types."""
     if service.dialect.is_plain(names):
         return None
     return Answers(service.codec, service.dialect, prompt, names, n)

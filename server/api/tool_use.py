@@ -70,15 +70,22 @@ class ToolUse:
     @property
     def names(self) -> tuple[str, ...]:
         """What the answer may call."""
-        if self.choice == "none":
-            return ()
+        return tuple(self.parameters)
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """What the answer may call, with the arguments' schemas."""
+        callable_ones = (tool for tool in self.tools if self._may_call(tool.name))
+        return {tool.name: tool.parameters or NO_PARAMETERS for tool in callable_ones}
+
+    def _may_call(self, name: str) -> bool:
         if isinstance(self.choice, ForcedTool):
-            return (self.choice.name,)
-        return tuple(tool.name for tool in self.tools if self.allowed is None or tool.name in self.allowed)
+            return name == self.choice.name
+        return self.choice != "none" and (self.allowed is None or name in self.allowed)
 
     def grammar(self, dialect: Dialect, text: Asked | None = None) -> Asked | None:
         """What holds the answer to calls of the tools' schemas, or to `text`; None where nothing can be
-        called, or the dialect's calls are no JSON between fixed texts.
+        called, or the dialect's own calls are no JSON between fixed texts.
 
         Raises:
             BadRequest: a call is asked for, and nothing could hold the model to that.
@@ -88,7 +95,7 @@ class ToolUse:
         if not names:
             return None
         must = self.choice == "required" or isinstance(self.choice, ForcedTool)
-        if forms is None:
+        if forms is None or not (must or forms.is_own):
             if must:
                 raise BadRequest(
                     "This model's calls have no form that could be asked for: use tool_choice auto.",

@@ -12,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from artesian.engine.codec import Codec, Tool
 from artesian.engine.codec.dialects import Dialect
 from artesian.engine.codec.tools import TOOL_DIALECTS, ToolDialect
-from artesian.engine.codec.tools.harmony import HarmonyParser
 from artesian.engine.grammar import Grammar
 from artesian.engine.grammar.compiler import GrammarCompiler
 from artesian.server.api.tool_use import ToolUse
@@ -20,7 +19,7 @@ from artesian.server.api.tool_use import ToolUse
 ADD = Tool("add", None, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 NOW = Tool("now", None, {"type": "object", "properties": {}, "additionalProperties": False})
 END = "<eos>"
-ROWS = [row for row in TOOL_DIALECTS if row.forms and not row.forms.members]
+ROWS = {row.names[0]: row for row in TOOL_DIALECTS if row.forms and not row.forms.members}
 
 
 class Model:
@@ -51,7 +50,8 @@ class Model:
     def accepts(self, use: ToolUse, text: str) -> bool:
         """Whether the text is a whole answer."""
         asked = use.grammar(self.dialect)
-        assert asked is not None
+        if asked is None:
+            pytest.skip("left free, the model writes its own form")
         shape: Grammar = asked.grammar
         matcher = self.compiler.get(shape).matcher()
         for token in self.codec.tokenizer.encode(text, add_special=False):
@@ -59,10 +59,12 @@ class Model:
         return matcher.may_end
 
 
-@pytest.fixture(scope="module", params=[(row, special) for row in ROWS for special in (False, True)], ids=str)
+@pytest.fixture(
+    scope="module", params=[(name, special) for name in ROWS for special in (False, True)], ids=str
+)
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    row, are_special = request.param
-    model = Model(row, are_special=are_special)
+    name, are_special = request.param
+    model = Model(ROWS[name], are_special=are_special)
     yield model
     model.compiler.close()
 
@@ -100,7 +102,7 @@ def test_without_parallel_one_call_is_all(model: Model) -> None:
 
 
 def test_gpt_oss_thinks_before_it_calls() -> None:
-    row = next(row for row in ROWS if row.parser is HarmonyParser)
+    row = ROWS["openai"]
     model = Model(row, are_special=True)
     head = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
     text = head + written(row, ("add", '{"a": 1}'))

@@ -1,6 +1,6 @@
 """Tool dialects: how models write calls, and the machines that read them."""
 
-from . import deepseek_v3, dsml, harmony, hermes, llama, mistral, pythonic
+from . import deepseek_v3, dsml, harmony, hermes, llama, mistral, pythonic, tagged
 from .base import new_call_id
 from .dialect import ToolDialect
 from .forms import CallForms, MemberForms
@@ -72,6 +72,20 @@ TOOL_DIALECTS = (
         markers=llama.MARKERS,
         parser=llama.LlamaParser,
         forms=llama.FORMS,
+    ),
+    ToolDialect(
+        names=("qwen3_coder", "qwen3_xml", "seed_oss"),
+        signs=((tagged.QWEN.opens[0], tagged.QWEN.function), (tagged.QWEN.opens[1], tagged.QWEN.function)),
+        markers=tagged.QWEN.markers,
+        parser=tagged.qwen,
+        forms=tagged.FORMS,
+    ),
+    ToolDialect(
+        names=("glm45", "glm47"),
+        signs=((tagged.GLM.parameter, tagged.GLM.value),),
+        markers=tagged.GLM.markers,
+        parser=tagged.glm,
+        forms=tagged.FORMS,
     ),
     ToolDialect(
         names=("hermes", "qwen3", "qwen2_5"),

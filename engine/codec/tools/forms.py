@@ -32,6 +32,8 @@ class CallForms(msgspec.Struct, frozen=True):
     between: str = ""
     """What stands between two calls that follow each other."""
     members: MemberForms | None = None
+    is_own: bool = True
+    """False: left free, the model writes calls otherwise; it is held to this only where it must call."""
     opening: str = ""
     """What stands once before an answer's calls, of which there is then one row only."""
     closing: str = ""
