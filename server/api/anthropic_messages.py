@@ -82,7 +82,7 @@ class MessagesApi:
         if template_arguments(fields) and not heeds_thinking(service.codec):
             ignored = [*ignored, "thinking" if fields.thinking else "output_config.effort"]
         warnings = [*(f"`{name}` has no effect here" for name in ignored), *left_out]
-        asked = shape_of(service, prompt.tokens, use, _grammar(fields))
+        asked = shape_of(service, prompt.tokens, use, _grammar(fields), warnings)
         warnings += await prepare(service, asked)
         answers = read_answers(service, prompt.tokens, use.parameters, 1)
         if answers is not None and service.dialect.keeps_special:

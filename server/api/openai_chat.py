@@ -169,7 +169,7 @@ async def read_call(
         return prompt, cache_policy(fields, lambda: prompt.breakpoint_tokens(service.codec))
 
     prompt, policy = await off_loop(service, size_bytes, read_prompt)
-    shape = shape_of(service, prompt.tokens, use, asked_grammar(fields))
+    shape = shape_of(service, prompt.tokens, use, asked_grammar(fields), loose)
     loose += await prepare(service, shape)
     answers = read_answers(service, prompt.tokens, use.parameters, params.n)
     if answers is not None and service.dialect.keeps_special:

@@ -85,7 +85,7 @@ async def start_response(
     if fields.reasoning and fields.reasoning.effort and not heeds_thinking(service.codec):
         ignored = [*ignored, "reasoning.effort"]
     warnings = [*(f"`{name}` has no effect here" for name in ignored), *tools.warnings]
-    asked = shape_of(service, prompt.tokens, use, answer_grammar(fields))
+    asked = shape_of(service, prompt.tokens, use, answer_grammar(fields), warnings)
     warnings += await prepare(service, asked)
     answers = read_answers(service, prompt.tokens, use.parameters, 1)
     if answers is not None and service.dialect.keeps_special:

@@ -127,14 +127,21 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def shape_of(service: Service, prompt: Sequence[int], use: ToolUse, text: Asked | None) -> Asked | None:
+def shape_of(
+    service: Service, prompt: Sequence[int], use: ToolUse, text: Asked | None, warnings: list[str]
+) -> Asked | None:
     """Return what the answer is held to: calls of the tools, or the form that its text shall have, after a
-    thought where the model has one.
+    thought where the model has one. `warnings` get what cannot be had together.
 
     Raises:
         BadRequest: see `ToolUse.grammar`.
     """
-    shape = use.grammar(service.dialect, text) or text
+    shape = use.grammar(service.dialect, text)
+    if shape is None and text is not None and use.names:
+        warnings.append(
+            f"`tools` are not called: `{text.param}` binds, and this model's calls have no grammar"
+        )
+    shape = shape or text
     if shape is None:
         return None
     marks = service.dialect.thought_before(prompt_end(service.codec, prompt))

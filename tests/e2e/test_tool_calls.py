@@ -19,7 +19,7 @@ from real_server import MODEL_NAME, RealServer, real_server
 pytestmark = pytest.mark.model
 
 BFCL = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "tools"
-SLICE = {"simple_python": 3, "multiple": 3, "parallel": 3, "parallel_multiple": 2, "live_simple": 3}
+SLICE = {"simple_python": 2, "multiple": 2, "parallel": 2, "parallel_multiple": 1, "live_simple": 2}
 """Questions of each part."""
 MAX_CHARS = 1800
 """Of a question with its functions; longer ones only take longer."""

@@ -117,7 +117,7 @@ def test_a_wheel_carries_code_types_c_sources_and_pages(wheel: Path) -> None:
     assert not [name for name in shipped if not name.startswith("artesian")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)  # it installs some forty packages
 def test_a_wheel_runs_in_a_fresh_environment_without_torch(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path, with_pip=False)

@@ -334,6 +334,15 @@ async def test_an_answer_is_calls_or_text_of_its_schema(scene: Scene) -> None:
     assert isinstance(grammar, Tags) and grammar.text is None
 
 
+async def test_a_form_binds_alone_where_calls_have_no_grammar() -> None:
+    engine = ScriptedEngine(toy_codec(), Script(text='{"city": "B"}'), max_model_len=4000)
+    app, _ = scripted_app(engine, tool_call_parser="pythonic")
+    async with client_of(app) as client:
+        answer = await Scene(engine, client).whole(tools=[WEATHER], response_format=FORMAT)
+    assert "`tools` are not called" in answer["warnings"][0]
+    assert engine.requests[-1].grammar == JsonSchema(CITY)
+
+
 @pytest.mark.parametrize("name", ["reasoning_effort", "thinking"])
 async def test_a_model_that_heeds_no_effort_says_so(scene: Scene, thinking: Scene, name: str) -> None:
     fields = {name: "low" if name == "reasoning_effort" else {"type": "enabled"}}
