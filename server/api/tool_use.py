@@ -60,6 +60,8 @@ class ToolUse:
             if tool.name in seen:
                 raise _invalid(f"tools[{i}].name", f"there are two tools with the name {tool.name!r}")
             seen.add(tool.name)
+        if self.allowed is not None and (not self.allowed or self.allowed - seen):
+            raise _invalid("tool_choice", "tool_choice must allow tools of this request, and no others")
         if self.choice in ("auto", "none"):
             return
         if not self.tools:

@@ -31,6 +31,11 @@ def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
 
 
+def allowed_tools(*names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+
+
 def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
@@ -368,17 +373,7 @@ async def test_logprobs_of_every_token_are_told_whatever_became_of_its_text(scen
         ("auto", ["weather", "clock"], False),
         ("required", ["weather", "clock"], True),
         ({"type": "function", "function": {"name": "clock"}}, ["clock"], True),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "required",
-                    "tools": [{"type": "function", "function": {"name": "clock"}}],
-                },
-            },
-            ["clock"],
-            True,
-        ),
+        (allowed_tools("clock"), ["clock"], True),
     ],
 )
 async def test_a_grammar_holds_the_answer_to_the_choice(
@@ -430,6 +425,8 @@ async def test_a_tool_without_parameters_is_called_with_none(scene: Scene, param
             },
             "tool_choice.allowed_tools.tools[0]",
         ),
+        ({"tools": [WEATHER], "tool_choice": allowed_tools()}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed_tools("weather", "nope")}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"tools": [CLOCK, tool_of({"type": "string"})]}, "tools[1].function.parameters.type"),
         (
