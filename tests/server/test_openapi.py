@@ -68,7 +68,7 @@ async def test_a_wrong_method_is_told_all_that_the_path_knows() -> None:
 @pytest.mark.parametrize(
     ("phases", "examples"),
     [
-        ("fuzzing", 8),
+        ("fuzzing", 5),
         pytest.param("coverage,fuzzing", 100, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
